@@ -1,0 +1,1 @@
+"""CUDA C++ kernels on CUTLASS 3.x and CuTe."""
