@@ -1,0 +1,153 @@
+"""torch.compile: the eager expression through Inductor, one config per mode.
+
+Where the rounding is: Inductor leaves both GEMMs to a library or template, which round gate and up; it fuses silu
+and the product into one kernel that keeps the activated gate in fp32. With precision casts emulated it rounds that
+too, as eager does: two arithmetics, chosen by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from fused_swiglu import (
+    UNDECLARED,
+    ArgumentError,
+    Arithmetic,
+    Bound,
+    Compiled,
+    Config,
+    Kernel,
+    Operands,
+    Problem,
+    Weights,
+)
+
+MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+FUSED_CASTS = Arithmetic(UNDECLARED, UNDECLARED, ("gate", "up"))
+EMULATED_CASTS = Arithmetic(UNDECLARED, UNDECLARED, ("gate", "up", "act"))
+
+
+@dataclass(frozen=True, slots=True)
+class CompileConfig(Config):
+    mode: str = "default"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ArgumentError("config", f"mode={self.mode!r}", f"choose from {', '.join(MODES)}")
+
+    @property
+    def autotunes(self) -> bool:
+        return self.mode.startswith("max-autotune")
+
+    @property
+    def graphs(self) -> bool:
+        return self.mode in ("reduce-overhead", "max-autotune")
+
+
+class _Projections(torch.nn.Module):
+    """Weights as parameters, whose addresses CUDA graphs may rely on: as in a model."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__()
+        self.gate = torch.nn.Parameter(weights.gate, requires_grad=False)
+        self.up = torch.nn.Parameter(weights.up, requires_grad=False)
+
+
+def _swiglu(weights: _Projections, x: torch.Tensor) -> torch.Tensor:
+    return functional.silu(functional.linear(x, weights.gate)) * functional.linear(x, weights.up)
+
+
+_serial = itertools.count()
+
+
+def _fresh_function() -> Callable[..., torch.Tensor]:
+    """`_swiglu` with a code object of its own: Dynamo counts recompilations, and gives up, per code object."""
+    code = _swiglu.__code__.replace(co_name=f"swiglu_{next(_serial)}")
+    return types.FunctionType(code, _swiglu.__globals__)
+
+
+@dataclass(slots=True)
+class _BoundGraph(Bound):
+    function: Callable[..., torch.Tensor]
+    weights: _Projections
+    x: torch.Tensor
+
+    def run(self) -> torch.Tensor:
+        return self.function(self.weights, self.x)
+
+
+@dataclass(slots=True)
+class _CompiledGraph(Compiled):
+    arithmetic: Arithmetic
+    function: Callable[..., torch.Tensor]
+
+    def bind(self, operands: Operands) -> Bound:
+        bound = _BoundGraph(self.function, operands.weights, operands.x)
+        # The first call compiles; with CUDA graphs the second warms up and the third records.
+        for _ in range(3):
+            bound.run()
+        return bound
+
+
+class TorchCompile(Kernel):
+    name = "torch.compile"
+    role = "unfused"
+    config_type = CompileConfig
+    allocates = True
+
+    def owns_graph(self, config: CompileConfig) -> bool:
+        return config.graphs
+
+    def configs(self, problem: Problem) -> tuple[CompileConfig, ...]:
+        return tuple(CompileConfig(mode) for mode in MODES)
+
+    def arithmetics(self, problem: Problem) -> tuple[Arithmetic, ...]:
+        return (FUSED_CASTS, EMULATED_CASTS)
+
+    def defaults(self, problem: Problem, device: torch.device) -> Iterable[tuple[CompileConfig, Arithmetic]]:
+        """Every mode that does not autotune for minutes; on a CPU also those, whose rows say why they do not run."""
+        for config in self.configs(problem):
+            if device.type == "cpu" or not config.autotunes:
+                yield config, FUSED_CASTS
+        yield CompileConfig(), EMULATED_CASTS
+
+    def why_not(
+        self, problem: Problem, config: CompileConfig, arithmetic: Arithmetic, device: torch.device
+    ) -> str | None:
+        if reason := super().why_not(problem, config, arithmetic, device):
+            return reason
+        if arithmetic == EMULATED_CASTS and config.mode != "default":
+            return "emulates precision casts in mode=default only"
+        if device.type == "cpu":
+            if config.mode != "default":
+                return "on a CPU only mode=default runs"
+            return _no_cpp_compiler()
+        return None
+
+    def prepare(self, weights: Weights, problem: Problem, config: CompileConfig) -> _Projections:
+        return _Projections(weights)
+
+    def compile(
+        self, problem: Problem, config: CompileConfig, arithmetic: Arithmetic, device: torch.device
+    ) -> Compiled:
+        casts = {"emulate_precision_casts": True} if arithmetic == EMULATED_CASTS else None
+        mode = None if casts else config.mode  # torch takes a mode or options, not both
+        function = torch.compile(_fresh_function(), fullgraph=True, dynamic=False, mode=mode, options=casts)
+        return _CompiledGraph(arithmetic, function)
+
+
+def _no_cpp_compiler() -> str | None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "needs a C++ compiler on a CPU, and none is on PATH: install g++ or set CXX"
+    return None

@@ -1,0 +1,149 @@
+"""How the Triton kernels of this package are built, bound and launched, on a GPU and in the interpreter."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fused_swiglu import UNDECLARED, Arithmetic, Bound, Compiled, Config, Kernel, Operands, Problem
+
+from .interpreter import interpreted
+
+
+def programs_for(m: int, n: int, bm: int, bn: int, sms: int) -> int:
+    """Size of the persistent grid: a program for every SM, or for every output tile where there are fewer."""
+    return min(-(-m // bm) * -(-n // bn), sms)
+
+
+def operand(tensor: torch.Tensor, stride: int, rows: int, columns: int, tma: bool) -> torch.Tensor | TensorDescriptor:
+    """What a kernel gets for a matrix: the tensor, or a TMA descriptor of [rows, columns] boxes."""
+    if not tma:
+        return tensor
+    return TensorDescriptor(tensor, list(tensor.shape), [stride, 1], [rows, columns])
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch: the jitted function, its grid, its arguments, its constants and options, and the matrix it writes."""
+
+    function: Any
+    programs: int
+    arguments: tuple
+    options: dict[str, Any]
+    writes: torch.Tensor
+
+    def build(self) -> None:
+        """Compiles for these arguments, or finds the build in Triton's cache; launches nothing."""
+        self.function.warmup(*self.arguments, grid=(self.programs,), **self.options)
+
+    def __call__(self) -> None:
+        self.function[(self.programs,)](*self.arguments, **self.options)
+
+
+@dataclass(slots=True)
+class _BoundLaunches(Bound):
+    launches: tuple[Launch, ...]
+    out: torch.Tensor
+
+    def run(self) -> torch.Tensor:
+        for launch in self.launches:
+            launch()
+        return self.out
+
+
+@dataclass(slots=True)
+class _BoundInterpreted(Bound):
+    """Runs on fp32 copies, and rounds what each launch wrote to the output dtype, as the kernel does on a GPU."""
+
+    launches: tuple[Launch, ...]
+    operands: Operands
+    wide: Operands
+
+    def run(self) -> torch.Tensor:
+        real, wide = self.operands, self.wide
+        wide.x.copy_(real.x)
+        wide.weights.gate.copy_(real.weights.gate)
+        wide.weights.up.copy_(real.weights.up)
+        for launch in self.launches:
+            launch()
+            launch.writes.copy_(launch.writes.to(real.out.dtype))
+        return real.out.copy_(wide.out)
+
+
+@dataclass(slots=True)
+class _CompiledLaunches(Compiled):
+    kernel: TritonKernel
+    problem: Problem
+    config: Config
+    arithmetic: Arithmetic
+    sms: int
+    ran_on: str | None = None
+
+    def bind(self, operands: Operands) -> Bound:
+        if self.ran_on == "interpreter":
+            weights = operands.weights
+            wide = Operands(
+                x=_wide_like(operands.x),
+                weights=replace(weights, gate=_wide_like(weights.gate), up=_wide_like(weights.up)),
+                out=_wide_like(operands.out),
+            )
+            return _BoundInterpreted(self._launches(wide), operands, wide)
+        launches = self._launches(operands)
+        for launch in launches:
+            launch.build()
+        return _BoundLaunches(launches, operands.out)
+
+    def _launches(self, operands: Operands) -> tuple[Launch, ...]:
+        if not operands.out.numel():
+            return ()
+        return tuple(self.kernel.launches(self.problem, self.config, self.arithmetic, operands, self.sms))
+
+
+class TritonKernel(Kernel):
+    """What the Triton kernels share: how they are built, and where they cannot run. Weights are read in place."""
+
+    @abstractmethod
+    def launches(
+        self, problem: Problem, config: Any, arithmetic: Arithmetic, operands: Operands, sms: int
+    ) -> Iterable[Launch]:
+        """The launches of one run on a device with `sms` multiprocessors, in order."""
+
+    def why_not(self, problem: Problem, config: Any, arithmetic: Arithmetic, device: torch.device) -> str | None:
+        if reason := super().why_not(problem, config, arithmetic, device):
+            return reason
+        sizes = (config.bm, config.bn, config.bk)
+        if config.bm < 64 or min(sizes) < 16 or any(size & (size - 1) for size in sizes):
+            return "takes tiles of powers of two, bm from 64 (a wgmma) and bn, bk from 16"
+        if config.memory == "tma" and problem.row_alignment < 16:
+            return f"memory=tma needs rows aligned to 16 bytes, these are to {problem.row_alignment}"
+        if device.type == "cuda":
+            capability = torch.cuda.get_device_capability(device)
+            if config.memory == "tma" and capability < (9, 0):
+                return "memory=tma needs an SM90 GPU: choose memory=pointer"
+            if capability < (8, 0):
+                return "needs an SM80 GPU or newer"
+        return None
+
+    def compile(self, problem: Problem, config: Any, arithmetic: Arithmetic, device: torch.device) -> Compiled:
+        if device.type == "cpu":
+            module = interpreted(type(self).__module__.rpartition(".")[2])
+            kernel = getattr(module, type(self).__name__)()
+            declared = replace(arithmetic, accumulation=UNDECLARED)
+            # Few programs, so that each takes several tiles and the persistent loop is run here as well.
+            return _CompiledLaunches(kernel, problem, config, declared, sms=3, ran_on="interpreter")
+        if torch.cuda.get_device_capability(device) != (9, 0):
+            arithmetic = replace(arithmetic, accumulation=UNDECLARED)
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        return _CompiledLaunches(self, problem, config, arithmetic, sms)
+
+
+def _wide_like(tensor: torch.Tensor) -> torch.Tensor:
+    """An fp32 tensor of the same shape and strides, filled with NaN."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    storage = torch.full((max(span, 0),), float("nan"))
+    return storage.as_strided(tensor.shape, tensor.stride())
