@@ -136,7 +136,7 @@ class TorchCompile(Kernel):
     def compile(
         self, problem: Problem, config: CompileConfig, arithmetic: Arithmetic, device: torch.device
     ) -> Compiled:
-        casts = {"emulate_precision_casts": True} if arithmetic == EMULATED_CASTS else None
+        casts: dict | None = {"emulate_precision_casts": True} if arithmetic == EMULATED_CASTS else None
         mode = None if casts else config.mode  # torch takes a mode or options, not both
         function = torch.compile(_fresh_function(), fullgraph=True, dynamic=False, mode=mode, options=casts)
         return _CompiledGraph(arithmetic, function)

@@ -4,7 +4,8 @@ Where things are decided: tiles, stages, warps, raster and memory path in `Fused
 and the rounding (once, after the fp32 product) in `_fused`; the activation's operations in `recipes`.
 """
 
-# pyright: reportGeneralTypeIssues=false  (what a jitted function iterates over, only Triton's compiler knows)
+# What a jitted function iterates over, only Triton's compiler knows.
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

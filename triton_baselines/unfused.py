@@ -4,7 +4,8 @@ Where things are decided: tiles in `UnfusedConfig` and `CONFIGS`; schedule and f
 output dtype) in `_gemm`; the second, after the fp32 product, in `_silu_mul`; the activation's operations in `recipes`.
 """
 
-# pyright: reportGeneralTypeIssues=false  (what a jitted function iterates over, only Triton's compiler knows)
+# What a jitted function iterates over, only Triton's compiler knows.
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
