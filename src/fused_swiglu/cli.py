@@ -1,0 +1,132 @@
+"""The command line: finds a subcommand's module, and turns bad input into one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from .errors import ArgumentError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .compare import Progress
+
+PROGRAM = "fused-swiglu"
+# Each module has `add_arguments(parser)` and `run(args) -> exit code`; it is imported when its name is given.
+COMMANDS = {
+    "compare": (
+        "fused_swiglu.compare_command",
+        "run kernels side by side, check each against the exact result, time all together",
+    ),
+    "capture": ("fused_swiglu.capture", "save the hidden states that enter a model's MLPs when it reads a text"),
+}
+EXITS = "exit code: 0; 1 if a kernel failed; 2 for bad input, before any work; 130 when interrupted, rows kept."
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors take one line."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, line(message if ";" in message else f"{message}; see {self.prog} --help"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one subcommand and returns the exit code. Bad input is one line on stderr and code 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if not argv or argv[0] not in COMMANDS:
+            return _no_command(argv)
+        name = argv[0]
+        module = importlib.import_module(COMMANDS[name][0])
+        parser = _Parser(f"{PROGRAM} {name}")
+        module.add_arguments(parser)
+        return module.run(parser.parse_args(argv[1:], argparse.Namespace(command=shlex.join([PROGRAM, *argv]))))
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else 2
+    except ArgumentError as error:
+        sys.stderr.write(line(f"argument --{error.argument.replace('_', '-')}: {error.wrong}; {error.remedy}"))
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(line("interrupted"))
+        return 130
+    except BrokenPipeError:
+        # The reader of stdout has left; nothing may be flushed to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _no_command(argv: list[str]) -> int:
+    from . import __doc__ as purpose
+    from . import __version__
+
+    width = max(map(len, COMMANDS)) + 2
+    listed = "\n".join(f"  {name:{width}}{summary}" for name, (_, summary) in COMMANDS.items())
+    parser = _Parser(PROGRAM)
+    parser.description = (purpose or "").splitlines()[0]
+    parser.epilog = f"commands:\n{listed}\n\nexample:\n  {PROGRAM} compare --model qwen2.5-7b --tokens 16 128"
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    parser.add_argument("command", type=one_of(COMMANDS), help=f"one of: {', '.join(COMMANDS)}")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="see COMMAND --help")
+    parser.parse_args(argv)
+    parser.error("argument command: comes first; move the other options behind it")
+
+
+def line(message: str) -> str:
+    return f"{PROGRAM}: {' '.join(message.split())}\n"
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """An argument type: one of these names."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"unknown {text!r}; choose from {', '.join(names)}")
+        return text
+
+    return read
+
+
+def integers(at_least: int) -> Callable[[str], list[int]]:
+    """An argument type: integers joined by commas."""
+
+    def read(text: str) -> list[int]:
+        try:
+            values = [int(part) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"cannot read {text!r}; give integers, such as 1,16,128") from None
+        if min(values) < at_least:
+            raise argparse.ArgumentTypeError(f"{min(values)} is too small; give {at_least} or more")
+        return values
+
+    return read
+
+
+def device(name: str) -> torch.device:
+    import torch
+
+    from .compare import default_device
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("device", "torch finds no GPU", "use cpu, or install a torch with CUDA and its driver")
+    return default_device() if name == "auto" else torch.device(name)
+
+
+@contextmanager
+def progress_bar(quiet: bool) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("")
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

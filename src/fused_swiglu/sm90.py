@@ -1,0 +1,182 @@
+"""A bit-accurate model of Hopper's tensor-core accumulation, in NumPy; with numba where it is installed, the same bits.
+
+The rule of one step (MMA-Sim, arXiv 2511.10909; Khattak & Mikaitis, arXiv 2512.07004): the products of one step and
+the accumulator are aligned to the largest exponent among them, each is truncated to `fraction` bits below it, they
+are added exactly, and the sum is rounded toward zero. Significands are not normalised: a product's exponent is the
+sum of its factors' exponents, and subnormals keep the smallest one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .errors import ArgumentError
+from .problem import DTYPE_NAMES
+
+_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
+_ZERO_EXPONENT = -133
+_NO_EXPONENT = -10_000  # of an operand that is zero: below every sum of two exponents
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rule of a tensor-core step for one input format.
+
+    products: how many are summed at once with the accumulator; fraction: bits kept below the largest exponent;
+    kept: fraction bits of the fp32 result; min_exponent: of the format's smallest normal number.
+    """
+
+    products: int
+    fraction: int
+    kept: int
+    min_exponent: int
+
+
+STEPS = {
+    "bf16": Step(16, 25, 23, -126),
+    "fp16": Step(16, 25, 23, -14),
+    "fp8_e4m3": Step(32, 13, 13, -6),
+    "fp8_e5m2": Step(32, 13, 13, -14),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """An operand, transposed to [k, rows] and padded to whole steps with zeros, as the hardware's copies pad it."""
+
+    value: NDArray[np.float64]  # zero where not finite
+    exponent: NDArray[np.int16]
+    special: NDArray[np.float64] | None  # the operand itself where any element is not finite
+
+    @property
+    def rows(self) -> int:
+        return self.value.shape[1]
+
+
+def accumulate(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    split_k: int = 1,
+    c: NDArray[np.float32] | None = None,
+    step: Step | None = None,
+) -> NDArray[np.float32]:
+    """The fp32 accumulators of a[m, k] @ b[n, k].T: one chain of steps over ascending k from c (0 without it).
+
+    a, b: bf16, fp16 or fp8 of one dtype, on any device. c: fp32 [m, n]. step: another rule than the dtype's.
+    split_k: that many contiguous parts of k, of equal length up to a multiple of 64, each a chain of its own from 0;
+    their results are added in fp32 in ascending order.
+    NaN results are 0x7FFFFFFF. Raises ArgumentError for another dtype or shapes that do not match.
+    """
+    name = DTYPE_NAMES.get(a.dtype, str(a.dtype))
+    if name not in STEPS or b.dtype != a.dtype:
+        raise ArgumentError("a, b", f"have dtypes {a.dtype} and {b.dtype}", f"give both as one of {', '.join(STEPS)}")
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1]:
+        raise ArgumentError("a, b", f"have shapes {tuple(a.shape)} and {tuple(b.shape)}", "give [m, k] and [n, k]")
+    rule = step or STEPS[name]
+    k = a.shape[1]
+    part = -(-k // (64 * split_k)) * 64
+    result = c
+    for start in range(0, max(k, 1), part):
+        chain = _chain(
+            _decode(a[:, start : start + part], rule), _decode(b[:, start : start + part], rule), rule,
+            c if split_k == 1 else None,
+        )  # fmt: skip
+        result = chain if result is None or split_k == 1 else result + chain
+    assert result is not None
+    return result
+
+
+def _decode(operand: torch.Tensor, rule: Step) -> _Matrix:
+    real = operand.detach().cpu().float().numpy().T  # exact: every input format is a subset of fp32
+    padding = -real.shape[0] % rule.products
+    real = np.ascontiguousarray(np.pad(real, ((0, padding), (0, 0))))
+    finite = np.isfinite(real)
+    value = np.where(finite, real, 0).astype(np.float64)
+    exponent = np.frexp(value)[1] - 1
+    exponent = np.maximum(exponent, rule.min_exponent)
+    exponent[value == 0] = _NO_EXPONENT
+    return _Matrix(value, exponent.astype(np.int16), None if finite.all() else real.astype(np.float64))
+
+
+def _chain(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    out = np.empty((a.rows, b.rows), np.float32)
+    rows, columns = 128, 128  # a block's temporaries stay in the second-level cache
+    for i in range(0, a.rows, rows):
+        for j in range(0, b.rows, columns):
+            here = np.s_[i : i + rows], np.s_[j : j + columns]
+            start = None if c is None else c[here]
+            out[here] = _block(_columns(a, here[0]), _columns(b, here[1]), rule, start)
+    return out
+
+
+def _columns(matrix: _Matrix, part: slice) -> _Matrix:
+    special = None if matrix.special is None else matrix.special[:, part]
+    return _Matrix(matrix.value[:, part], matrix.exponent[:, part], special)
+
+
+def _block(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    shape = a.rows, b.rows
+    acc = np.zeros(shape) if c is None else c.astype(np.float64)
+    # Infinities and NaN are carried beside the finite accumulators: a sum of them follows IEEE.
+    special = np.where(np.isfinite(acc), 0.0, acc)
+    acc[~np.isfinite(acc)] = 0
+    exponent, sums = np.empty(shape, np.int16), np.empty(shape, np.int16)
+    total, term = np.empty(shape), np.empty(shape)
+    for k0 in range(0, a.value.shape[0], rule.products):
+        block = range(k0, k0 + rule.products)
+        np.maximum(np.frexp(acc)[1] - 1, -126, out=exponent, casting="unsafe")
+        exponent[acc == 0] = _ZERO_EXPONENT
+        for k in block:
+            np.add(a.exponent[k][:, None], b.exponent[k], out=sums)
+            np.maximum(exponent, sums, out=exponent)
+        if exponent.min() < _ZERO_EXPONENT:
+            _raise_to_zero_terms(exponent, a.exponent[k0 : block.stop], b.exponent[k0 : block.stop])
+        scale = np.ldexp(1.0, rule.fraction - exponent.astype(np.int32))
+        np.multiply(acc, scale, out=total)
+        np.trunc(total, out=total)
+        for k in block:
+            np.multiply(a.value[k][:, None], scale, out=term)
+            np.multiply(term, b.value[k], out=term)
+            np.trunc(term, out=term)
+            np.add(total, term, out=total)
+        acc = _toward_zero(total / scale, rule.kept)
+        overflow = np.abs(acc) >= 2.0**128
+        if overflow.any():
+            special[overflow] += np.copysign(np.inf, acc[overflow])
+            acc[overflow] = 0
+        if a.special is not None or b.special is not None:
+            _add_special(special, a, b, block)
+            acc[special != 0] = 0
+    result = np.where(special != 0, special, acc).astype(np.float32)
+    result[np.isnan(special)] = _NAN
+    return result
+
+
+def _raise_to_zero_terms(exponent: NDArray[np.int16], a: NDArray[np.int16], b: NDArray[np.int16]) -> None:
+    """A product that is zero takes part with an exponent of its own, which matters where all others are smaller."""
+    for k in range(a.shape[0]):
+        zero = (a[k] == _NO_EXPONENT)[:, None] | (b[k] == _NO_EXPONENT)
+        exponent[zero & (exponent < _ZERO_EXPONENT)] = _ZERO_EXPONENT
+
+
+def _toward_zero(value: NDArray[np.float64], kept: int) -> NDArray[np.float64]:
+    """To fp32 with `kept` fraction bits, toward zero; subnormals kept; a zero is +0."""
+    rounded = (value.view(np.int64) & ~((1 << (52 - kept)) - 1)).view(np.float64)
+    tiny = np.abs(value) < 2.0**-126
+    if tiny.any():
+        rounded[tiny] = np.trunc(value[tiny] * 2.0**149) * 2.0**-149
+    return rounded + 0.0
+
+
+def _add_special(special: NDArray[np.float64], a: _Matrix, b: _Matrix, block: range) -> None:
+    left = a.value if a.special is None else a.special
+    right = b.value if b.special is None else b.special
+    with np.errstate(invalid="ignore"):
+        for k in block:
+            product = left[k][:, None] * right[k]
+            special += np.where(np.isfinite(product), 0.0, product)

@@ -1,0 +1,216 @@
+"""Rows as tables: rich ones for a terminal, markdown for a README."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .results import Row
+
+EAGER = "torch.eager"
+WIDE = 240
+CPU_NOTE = "Times were taken on a CPU, in an interpreter or in a model: they are no results."
+NOTES = (
+    "M1: distance in ulps from the correctly rounded exact result. M2: |out - exact| > atol + rtol |exact|.",
+    f"Ratios are to the time of {EAGER} in the same run, with a 95% interval; below 1 is faster. ? is undeclared.",
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """header: one or more lines. cell: a row's text, empty where nothing is known."""
+
+    header: str
+    cell: Callable[[Row], str]
+    numeric: bool = True
+
+
+def columns(rows: Iterable[Row]) -> list[Column]:
+    """The columns that say something about these rows."""
+    rows = list(rows)
+    results = any(row.is_result for row in rows)
+    wanted = [
+        Column("kernel", lambda row: row.kernel, numeric=False),
+        Column("config", lambda row: row.config or "", numeric=False),
+        Column("arithmetic", lambda row: short_arithmetic(row.arithmetic), numeric=False),
+        Column("ran on", lambda row: row.ran_on or "", numeric=False),
+        Column("launch", lambda row: (row.launch or "") if row.is_result else "", numeric=False),
+        Column("status", lambda row: row.status, numeric=False),
+        Column("median\ntime" if results else "CPU time,\nno result", lambda row: _time(row, mixed=results)),
+        Column("TFLOP/s", lambda row: _number(row.tflops)),
+        Column("% of\npeak", lambda row: "" if row.peak is None else f"{100 * row.peak:.1f}"),
+        Column(f"{'' if results else 'CPU '}time /\n{EAGER}", _ratio),
+        Column("M1>0", lambda row: percent(row.m1_gt0)),
+        Column("M1>1", lambda row: percent(row.m1_gt1)),
+        *(_tolerance(rtol, atol) for rtol, atol in dict.fromkeys((r, a) for row in rows for r, a, _ in row.m2 or ())),
+    ]
+    always = ("kernel", "status")
+    return [c for c in wanted if c.header in always or any(c.cell(row) for row in rows)]
+
+
+def _tolerance(rtol: float, atol: float) -> Column:
+    def cell(row: Row) -> str:
+        return percent(next((share for r, a, share in row.m2 or () if (r, a) == (rtol, atol)), None))
+
+    return Column(f"M2\nrtol {rtol:g}\natol {atol:g}", cell)
+
+
+def table(rows: list[Row], *, compact: bool = False) -> Table:
+    """One case's rows; those that are not ok come last. compact: what a row is takes one cell, over several lines."""
+    made = Table(
+        title=Text(describe(_ok_first(rows)[0])),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0 if compact else (0, 1, 0, 0),
+    )
+    words = [column for column in columns(rows) if not column.numeric]
+    numbers = [column for column in columns(rows) if column.numeric]
+    for header in [", ".join(c.header for c in words)] if compact else [c.header for c in words]:
+        made.add_column(Text(header), overflow="fold")
+    for column in numbers:
+        made.add_column(Text(_lines(column.header) if compact else column.header), justify="right", no_wrap=True)
+    for row in _ok_first(rows):
+        said = [column.cell(row) for column in words]
+        counted = [column.cell(row) for column in numbers]
+        if compact:
+            said = ["\n".join(filter(None, (*said[:3], ", ".join(filter(None, said[3:])))))]
+            counted = [cell.replace(" [", "\n[") for cell in counted]
+        made.add_row(*map(Text, (*said, *counted)))
+    return made
+
+
+def _lines(header: str) -> str:
+    return header.replace(" ", "\n")
+
+
+def show(rows: Iterable[Row], file: TextIO | None = None, width: int | None = None) -> None:
+    """Prints a table per case and what there is to say about it. Where the file is no terminal lines may be long.
+
+    file: stdout by default. width: in columns, the terminal's by default.
+    """
+    console = Console(file=file, width=width, highlight=False)
+    if width is None and not console.is_terminal:
+        console.width = WIDE
+    rows = list(rows)
+    for case in _cases(rows):
+        made = table(case)
+        if console.measure(made, options=console.options.update_width(10_000)).maximum > console.width:
+            made = table(case, compact=True)
+        console.print(made)
+        for line in reasons(case):
+            console.print(Text(f"  {line}"), soft_wrap=True)
+    for line in notes(rows):
+        console.print(Text(line))
+
+
+def notes(rows: list[Row]) -> list[str]:
+    """How to read these rows."""
+    measured = [row for row in rows if row.time_us is not None]
+    first = [CPU_NOTE] if measured and not any(row.is_result for row in measured) else []
+    return [*first, *NOTES]
+
+
+def reasons(rows: Iterable[Row]) -> list[str]:
+    """A line for each row that has a reason: why it was not run, or how it failed."""
+    return [
+        f"{' '.join(filter(None, (row.kernel, row.config, short_arithmetic(row.arithmetic))))}: "
+        f"{'' if row.status == 'ok' else row.status + ': '}{row.reason}"
+        for row in rows
+        if row.reason
+    ]
+
+
+def describe(row: Row) -> str:
+    """The problem that a row is about, in a line."""
+    return ", ".join(filter(None, _problem(row).values()))
+
+
+def _problem(row: Row) -> dict[str, str]:
+    return {
+        "tokens": f"m={row.m}",
+        "k": f"k={row.k}",
+        "n": f"n={row.n}",
+        "dtype": row.dtype or "",
+        "layout": f"{row.layout} weights" if row.layout else "",
+        "inputs": f"inputs {row.inputs}" if row.inputs else "",
+        "regime": row.regime or "" if row.is_result else "",
+    }
+
+
+def markdown_table(rows: Iterable[Row]) -> str:
+    """A markdown table of these rows, after a line with what they share; reasons and notes follow it."""
+    rows = [row for case in _cases(rows) for row in _ok_first(case)]
+    found = {name: {_problem(row)[name] for row in rows} - {""} for name in (_problem(rows[0]) if rows else ())}
+    varying = [name for name, texts in found.items() if len(texts) > 1]
+    shared = [text for texts in found.values() if len(texts) == 1 for text in texts]
+    shown = [*(Column(name, _problem_cell(name)) for name in varying), *columns(rows)]
+    lines = [", ".join(shared) + ":" if shared else "", ""]
+    lines.append(_pipes(column.header.replace("\n", " ") for column in shown))
+    lines.append(_pipes("---:" if column.numeric else "---" for column in shown))
+    lines += [_pipes(column.cell(row) for column in shown) for row in rows]
+    lines += ["", *(f"- {line}" for line in dict.fromkeys(reasons(rows)))]
+    return "\n".join([*lines, "", *notes(rows)]).strip() + "\n"
+
+
+def _problem_cell(name: str) -> Callable[[Row], str]:
+    return lambda row: re.sub(r"^(\w=|inputs )", "", _problem(row)[name])
+
+
+def _pipes(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _cases(rows: Iterable[Row]) -> list[list[Row]]:
+    cases: dict[tuple, list[Row]] = {}
+    for row in rows:
+        cases.setdefault(row.case, []).append(row)
+    return list(cases.values())
+
+
+def _ok_first(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: row.status != "ok")
+
+
+def short_arithmetic(text: str | None) -> str:
+    """An arithmetic's id with `?` for undeclared."""
+    return (text or "").replace("undeclared", "?")
+
+
+def duration(microseconds: float) -> str:
+    """Three digits with the unit that suits them: us, ms or s."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= 0.9995 * size:
+            return f"{_number(microseconds / size)} {unit}"
+    return f"{_number(microseconds)} us"
+
+
+def percent(share: float | None) -> str:
+    """A share in 0..1 as per cent, three digits."""
+    return "" if share is None else f"{100 * share:.3g}%"
+
+
+def _time(row: Row, mixed: bool) -> str:
+    if row.time_us is None:
+        return ""
+    return duration(row.time_us) + (" (CPU)" if mixed and not row.is_result else "")
+
+
+def _ratio(row: Row) -> str:
+    if EAGER not in (row.ratios or {}) or row.ratios is None:
+        return ""
+    middle, low, high = map(_number, row.ratios[EAGER])
+    return middle if low == high else f"{middle} [{low}, {high}]"
+
+
+def _number(value: float | None) -> str:
+    """Three significant digits, without an exponent."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
