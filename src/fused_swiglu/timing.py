@@ -28,9 +28,10 @@ from .telemetry import Sampler, Telemetry
 
 REGIMES = ("burst", "sustained")
 GRAPH_BELOW_US = 100.0
-BURST_MS, IDLE_S, ROUNDS = 25.0, 0.15, 24
+BURST_MS, BURST_CALLS, IDLE_S, ROUNDS = 25.0, 160, 0.15, 24
 BLOCK_S, PASSES = 1.2, 2
 CPU_SECONDS = 1.0
+_SLEEP_CYCLES_A_US = 1800
 
 
 @dataclass(slots=True)
@@ -203,15 +204,14 @@ _Samples = dict[str, list[float]]
 def _burst(runs: list[_Runs], costs: dict[str, _Cost], device: torch.device) -> tuple[_Samples, dict[str, Telemetry]]:
     """Rounds of one call each, interleaved, in bursts of `BURST_MS` after idle; microseconds a launch."""
     round_ms = sum(costs[r.variant.key].time_us * r.count for r in runs) / 1e3
-    rounds_a_burst = max(1, round(BURST_MS / max(round_ms, 1e-3)))
-    rounds_a_burst = min(rounds_a_burst, ROUNDS)
+    rounds_a_burst = max(1, min(ROUNDS, round(BURST_MS / max(round_ms, 1e-3)), BURST_CALLS // len(runs)))
+    host_us = 20 * len(runs) + sum(costs[r.variant.key].host_us or 0 for r in runs)
     shuffle = random.Random(0)
     samples = defaultdict(list)
-    done = 0
-    while done < ROUNDS:
+    for _ in range(0, ROUNDS, rounds_a_burst):
         time.sleep(IDLE_S)
-        # The queue fills while the GPU waits, so that no event pair times the host; its clock rises meanwhile.
-        torch.cuda._sleep(4_000_000)
+        # The GPU waits until the burst is queued, so that no event pair times the host; its clock rises meanwhile.
+        torch.cuda._sleep(int((500 + 2 * host_us * rounds_a_burst) * _SLEEP_CYCLES_A_US))
         pending = []
         for _ in range(rounds_a_burst):
             for r in shuffle.sample(runs, len(runs)):
@@ -223,7 +223,6 @@ def _burst(runs: list[_Runs], costs: dict[str, _Cost], device: torch.device) -> 
         torch.cuda.synchronize(device)
         for r, start, end in pending:
             samples[r.variant.key].append(start.elapsed_time(end) * 1e3 / r.count)
-        done += rounds_a_burst
     return samples, {}
 
 

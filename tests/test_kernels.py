@@ -1,0 +1,166 @@
+"""Every kernel that runs on a CPU, at the shapes, strides and values where kernels fail."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fused_swiglu import Arithmetic, Operands, Problem, get_kernel
+from fused_swiglu.bounds import error_bound, within_bound
+from fused_swiglu.inputs import make_inputs, make_out
+from fused_swiglu.reference import exact, twin
+from fused_swiglu.testing import assert_bits_equal, families, problems, seeds
+
+CPU = torch.device("cpu")
+KERNELS = ("torch.eager", "torch.concat", "triton.fused", "triton.unfused")
+
+
+def run(name: str, problem: Problem, inputs, config=None, arithmetic: Arithmetic | None = None):
+    """The kernel's output, poisoned beforehand, and what it declared."""
+    kernel = get_kernel(name)
+    default = next(iter(kernel.defaults(problem, CPU)))
+    config, arithmetic = config or default[0], arithmetic or default[1]
+    assert kernel.why_not(problem, config, arithmetic, CPU) is None
+    out = make_out(problem, kernel.output_shape(problem))
+    compiled = kernel.compile(problem, config, arithmetic, CPU)
+    operands = Operands(inputs.x, kernel.prepare(inputs.weights, problem, config), out)
+    return compiled.bind(operands).run(), compiled
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@given(problem=problems(max_m=129, max_n=129, max_k=160), family=families(), seed=seeds())
+def test_every_output_is_within_the_rounding_that_the_kernel_declares(name, problem, family, seed):
+    inputs = make_inputs(problem, family, seed)
+    out, compiled = run(name, problem, inputs)
+    wanted = exact(inputs.x, inputs.weights, problem.activation, out_dtype=out.dtype)
+    bound = error_bound(inputs.x, inputs.weights, problem.activation, rounds=compiled.arithmetic.rounds)
+    assert bool(within_bound(out, wanted.value, bound).all())
+
+
+@given(problem=problems(max_m=70, max_n=70, max_k=160), seed=seeds())
+def test_the_bare_gemm_of_small_integers_is_exact(problem, seed):
+    inputs = make_inputs(problem, "integers", seed)
+    out, _ = run("cublas.gemm", problem, inputs)
+    wanted = exact(inputs.x, inputs.weights, out_dtype=out.dtype, computes="gate_up")
+    assert_bits_equal(out, wanted.rounded)
+
+
+@pytest.mark.parametrize("name", ["triton.fused", "triton.unfused"])
+@given(data=st.data(), problem=problems(max_m=129, max_n=129, max_k=70), seed=seeds())
+def test_every_config_and_arithmetic_agrees_with_the_twin_on_small_integers(name, data, problem, seed):
+    """All sums are exact, so that only the activation is left to differ: by less than an ulp of the output."""
+    kernel = get_kernel(name)
+    config = data.draw(st.sampled_from(list(kernel.configs(problem))))
+    arithmetic = data.draw(st.sampled_from(list(kernel.arithmetics(problem))))
+    inputs = make_inputs(problem, "integers", seed)
+    out, compiled = run(name, problem, inputs, config, arithmetic)
+    wanted = twin(inputs.x, inputs.weights, problem.activation, rounds=compiled.arithmetic.rounds)
+    torch.testing.assert_close(out, wanted, rtol=torch.finfo(out.dtype).eps, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", ["triton.fused", "triton.unfused"])
+def test_an_output_that_encodes_its_column_comes_out_in_its_column(name):
+    """up = column + 1, gate large enough that silu is the identity: gate/up swaps and shifted stores show."""
+    problem = Problem(70, 200, 16, layout="separate")
+    inputs = make_inputs(problem, "integers", 0)
+    inputs.x.zero_()
+    inputs.x[:, 0] = 1
+    inputs.weights.gate.zero_()
+    inputs.weights.gate[:, 0] = 64
+    inputs.weights.up.zero_()
+    inputs.weights.up[:, 0] = torch.arange(1, 201)
+    out, _ = run(name, problem, inputs)
+    assert_bits_equal(out, (64 * torch.arange(1, 201)).bfloat16().expand(70, 200).contiguous())
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_gate_and_up_are_not_swapped(name):
+    problem = Problem(1, 1, 1)
+    inputs = make_inputs(problem, "integers", 0)
+    inputs.x.fill_(1)
+    inputs.weights.gate.fill_(1)
+    inputs.weights.up.fill_(-1)
+    out, _ = run(name, problem, inputs)
+    assert float(out) == pytest.approx(-0.7310585786, rel=4e-3)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_nan_and_infinity_reach_their_own_rows_and_columns_only(name):
+    problem = Problem(67, 66, 64)
+    inputs = make_inputs(problem, "normal", 3)
+    inputs.x[5, 7] = torch.nan
+    inputs.weights.gate[3, 11] = torch.inf
+    inputs.weights.up[64, 2] = torch.nan
+    out, _ = run(name, problem, inputs)
+    wanted = exact(inputs.x, inputs.weights, out_dtype=out.dtype).rounded
+    assert bool((out.isnan() == wanted.isnan()).all())
+    assert bool((out.isfinite() == wanted.isfinite()).all())
+    assert bool(wanted[5].isnan().all())
+    assert bool(wanted[0].isfinite().sum() == 64)
+
+
+@pytest.mark.parametrize("name", ["triton.fused", "triton.unfused"])
+@pytest.mark.parametrize("recipe", ["ieee", "ex2"])
+@pytest.mark.parametrize("gate", [-87.5, 89.0, -8.0, -120.0, -0.0])
+def test_the_tails_of_silu(name, recipe, gate):
+    """A fast division loses -87.5, exp/(1+exp) loses 89, 1 - sigmoid in bf16 loses -8."""
+    problem = Problem(1, 1, 2)
+    inputs = make_inputs(problem, "integers", 0)
+    inputs.x.copy_(torch.tensor([[gate, 2.0**50]]))
+    inputs.weights.gate.copy_(torch.tensor([[1.0, 0.0]]))
+    inputs.weights.up.copy_(torch.tensor([[0.0, 2.0**50]]))
+    kernel = get_kernel(name)
+    arithmetic = next(a for a in kernel.arithmetics(problem) if a.recipe == recipe)
+    out, _ = run(name, problem, inputs, arithmetic=arithmetic)
+    wanted = exact(inputs.x, inputs.weights, out_dtype=out.dtype).rounded
+    torch.testing.assert_close(out, wanted, rtol=2**-7, atol=2.0**-50)
+
+
+@pytest.mark.parametrize("name", [*KERNELS, "cublas.gemm"])
+def test_no_rows(name):
+    problem = Problem(0, 24, 16)
+    out, _ = run(name, problem, make_inputs(problem, "normal", 0))
+    assert out.shape[0] == 0
+
+
+def test_torch_compile_rounds_where_it_says():
+    """Inductor keeps the activated gate in fp32, and rounds it when told to emulate eager's casts."""
+    problem = Problem(33, 40, 48)
+    inputs = make_inputs(problem, "integers", 1)
+    kernel = get_kernel("torch.compile")
+    config = next(iter(kernel.configs(problem)))
+    outputs = []
+    for arithmetic in kernel.arithmetics(problem):
+        if reason := kernel.why_not(problem, config, arithmetic, CPU):
+            pytest.skip(reason)
+        out, compiled = run("torch.compile", problem, inputs, config, arithmetic)
+        wanted = twin(inputs.x, inputs.weights, rounds=compiled.arithmetic.rounds)
+        assert float((out != wanted).float().mean()) < 0.01
+        outputs.append(out)
+    assert float((outputs[0] != outputs[1]).float().mean()) > 0.05
+
+
+def test_reasons_name_what_is_missing(monkeypatch):
+    problem = Problem(8, 16, 16)
+    kernel = get_kernel("torch.compile")
+    reasons = [kernel.why_not(problem, config, arithmetic, CPU) for config, arithmetic in kernel.defaults(problem, CPU)]
+    assert [r for r in reasons if r and "only mode=default" in r] == ["on a CPU only mode=default runs"] * 3
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
+    config, arithmetic = next(iter(kernel.defaults(problem, CPU)))
+    assert "C++ compiler" in (kernel.why_not(problem, config, arithmetic, CPU) or "")
+
+    fused = get_kernel("triton.fused")
+    odd = Problem(8, 15, 17)
+    config, arithmetic = next(iter(fused.defaults(odd, CPU)))
+    assert fused.why_not(odd, config, arithmetic, CPU) is None
+    wrong = fused.config_type.parse(str(config).replace("memory=pointer", "memory=tma"))
+    assert "aligned to 16 bytes" in (fused.why_not(odd, wrong, arithmetic, CPU) or "")
+    for field, value in (
+        ("activation", "relu"),
+        ("bias", True),
+        ("dtype", "fp32"),
+        ("outputs", ("out", "preactivations")),
+    ):
+        other = Problem(8, 16, 16, **{field: value})
+        assert fused.why_not(other, config, arithmetic, CPU)
