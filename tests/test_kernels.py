@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fused_swiglu import Arithmetic, Operands, Problem, get_kernel
+from fused_swiglu import ArgumentError, Arithmetic, Operands, Problem, Weights, get_kernel
 from fused_swiglu.bounds import error_bound, within_bound
 from fused_swiglu.inputs import make_inputs, make_out
 from fused_swiglu.reference import exact, twin
@@ -164,3 +164,29 @@ def test_reasons_name_what_is_missing(monkeypatch):
     ):
         other = Problem(8, 16, 16, **{field: value})
         assert fused.why_not(other, config, arithmetic, CPU)
+
+
+@pytest.mark.parametrize("name", ["triton.fused", "triton.unfused"])
+@pytest.mark.parametrize(
+    ("operand", "change"),
+    [
+        ("x", lambda t: t.float()),
+        ("x", lambda t: t[:, :-1]),
+        ("x", lambda t: t.T.contiguous().T),
+        ("w_gate", lambda t: torch.cat((t, t))[::2]),
+        ("w_up", lambda t: t[1:]),
+        ("out", lambda t: torch.empty(8, 48, dtype=t.dtype)[:, :24]),
+        ("operands", lambda t: torch.empty(8 * 24 + 1, dtype=t.dtype)[1:].view(8, 24)),
+    ],
+)
+def test_operands_that_do_not_fit_are_named_before_any_launch(name, operand, change):
+    problem = Problem(8, 24, 16)
+    inputs, out = make_inputs(problem, "normal", 0), make_out(problem)
+    tensors = {"x": inputs.x, "w_gate": inputs.weights.gate, "w_up": inputs.weights.up, "out": out}
+    changed = "out" if operand == "operands" else operand
+    tensors[changed] = change(tensors[changed])
+    kernel = get_kernel(name)
+    config, arithmetic = next(iter(kernel.defaults(problem, CPU)))
+    compiled = kernel.compile(problem, config, arithmetic, CPU)
+    with pytest.raises(ArgumentError, match=f"^{operand}: "):
+        compiled.bind(Operands(tensors["x"], Weights(tensors["w_gate"], tensors["w_up"]), tensors["out"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fused_swiglu import UNDECLARED, Arithmetic, Bound, Compiled, Config, Kernel, Operands, Problem
+from fused_swiglu import DTYPES, UNDECLARED, Arithmetic, Bound, Compiled, Config, Kernel, Operands, Problem
+from fused_swiglu.operands import check_fit
 
 from .interpreter import interpreted
 
@@ -21,11 +23,31 @@ def programs_for(m: int, n: int, bm: int, bn: int, sms: int) -> int:
     return min(-(-m // bm) * -(-n // bn), sms)
 
 
+# Arguments whose value a build must not depend on: `alignment` says all that is worth knowing about them.
+SIZES = ["M", "N", "K", "PROGRAMS", "x_stride", "w_stride", "gate_stride", "up_stride", "out_stride", "apart"]
+
+
+def alignment(problem: Problem) -> int:
+    """The multiple of elements that the lengths of all rows and the distances between them are."""
+    return math.gcd(problem.row_alignment // DTYPES[problem.dtype].itemsize, problem.k, problem.n)
+
+
+def units(problem: Problem, *lengths: int) -> tuple[int, ...]:
+    """Lengths in elements, in units of `alignment`."""
+    return tuple(length // alignment(problem) for length in lengths)
+
+
 def operand(tensor: torch.Tensor, stride: int, rows: int, columns: int, tma: bool) -> torch.Tensor | TensorDescriptor:
     """What a kernel gets for a matrix: the tensor, or a TMA descriptor of [rows, columns] boxes."""
     if not tma:
         return tensor
     return TensorDescriptor(tensor, list(tensor.shape), [stride, 1], [rows, columns])
+
+
+def pair(first: torch.Tensor, second: torch.Tensor, stride: int, rows: int, columns: int) -> TensorDescriptor:
+    """One TMA descriptor of two matrices of one shape and stride, the second behind the first, anywhere in memory."""
+    apart = (second.data_ptr() - first.data_ptr()) // first.element_size()
+    return TensorDescriptor(first, [2, *first.shape], [apart, stride, 1], [2, rows, columns])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +109,8 @@ class _CompiledLaunches(Compiled):
     ran_on: str | None = None
 
     def bind(self, operands: Operands) -> Bound:
+        device_type = "cpu" if self.ran_on == "interpreter" else "cuda"
+        check_fit(self.problem, operands, self.kernel.output_shape(self.problem), device_type)
         if self.ran_on == "interpreter":
             weights = operands.weights
             wide = Operands(
@@ -121,14 +145,20 @@ class TritonKernel(Kernel):
         sizes = (config.bm, config.bn, config.bk)
         if config.bm < 64 or min(sizes) < 16 or any(size & (size - 1) for size in sizes):
             return "takes tiles of powers of two, bm from 64 (a wgmma) and bn, bk from 16"
-        if config.memory == "tma" and problem.row_alignment < 16:
-            return f"memory=tma needs rows aligned to 16 bytes, these are to {problem.row_alignment}"
+        if config.memory == "tma" and (reason := self.no_tma(problem)):
+            return f"memory=tma {reason}: choose memory=pointer"
         if device.type == "cuda":
             capability = torch.cuda.get_device_capability(device)
             if config.memory == "tma" and capability < (9, 0):
                 return "memory=tma needs an SM90 GPU: choose memory=pointer"
             if capability < (8, 0):
                 return "needs an SM80 GPU or newer"
+        return None
+
+    def no_tma(self, problem: Problem) -> str | None:
+        """Why TMA descriptors cannot describe this problem's matrices; None where they can."""
+        if problem.row_alignment < 16:
+            return f"needs rows aligned to 16 bytes, these are to {problem.row_alignment}"
         return None
 
     def compile(self, problem: Problem, config: Any, arithmetic: Arithmetic, device: torch.device) -> Compiled:

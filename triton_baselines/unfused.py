@@ -18,7 +18,7 @@ import triton.language as tl
 
 from fused_swiglu import Arithmetic, Config, Operands, Problem
 
-from .launching import Launch, TritonKernel, operand, programs_for
+from .launching import SIZES, Launch, TritonKernel, alignment, operand, programs_for, units
 from .recipes import silu
 from .tiles import load_tile, store_tile, tile_position
 
@@ -46,12 +46,15 @@ CONFIGS = (
 ROWS, COLUMNS = 16, 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _gemm(
     x, w, out, M, N, K, x_stride, w_stride, out_stride, PROGRAMS,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):  # fmt: skip
     """out[M, N] = x[M, K] @ w[N, K].T"""
+    # Lengths come in units of ALIGN elements, which tells the compiler how wide it may load.
+    N, K, x_stride, w_stride, out_stride = N * ALIGN, K * ALIGN, x_stride * ALIGN, w_stride * ALIGN, out_stride * ALIGN
     tiles_m, tiles_n = (M + BM - 1) // BM, (N + BN - 1) // BN
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
         tile_m, tile_n = tile_position(tile, tiles_m, tiles_n, GROUP)
@@ -64,12 +67,13 @@ def _gemm(
         store_tile(out, product, row, column, M, N, out_stride, BM, BN, TMA)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "N", "both_stride", "out_stride"])
 def _silu_mul(
     both, out, M, N, both_stride, out_stride,
-    BR: tl.constexpr, BC: tl.constexpr, RECIPE: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr, RECIPE: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """out[M, N] = silu(both[:, :N]) * both[:, N:]"""
+    N, both_stride, out_stride = N * ALIGN, both_stride * ALIGN, out_stride * ALIGN
     tiles_n = (N + BC - 1) // BC
     tile = tl.program_id(0)
     row, column = tile // tiles_n * BR, tile % tiles_n * BC
@@ -85,20 +89,17 @@ class Unfused(TritonKernel):
     config_type = UnfusedConfig
 
     def configs(self, problem: Problem) -> Iterable[UnfusedConfig]:
-        # The GEMM writes [m, 2n] of its own, whose rows, or whose half for up, must be aligned too.
-        aligned = problem.row_alignment == 16 and problem.n % 8 == 0
+        memory = "pointer" if self.no_tma(problem) else "tma"
         ordered = CONFIGS if problem.m > 64 else CONFIGS[2:] + CONFIGS[:2]
-        return tuple(replace(config, memory="tma" if aligned else "pointer") for config in ordered)
+        return tuple(replace(config, memory=memory) for config in ordered)
 
     def arithmetics(self, problem: Problem) -> tuple[Arithmetic, ...]:
         return tuple(Arithmetic("sm90", recipe, ("gate", "up")) for recipe in ("ieee", "ex2"))
 
-    def why_not(
-        self, problem: Problem, config: UnfusedConfig, arithmetic: Arithmetic, device: torch.device
-    ) -> str | None:
-        if config.memory == "tma" and problem.n % 8:
-            return f"memory=tma needs n to be a multiple of 8, it is {problem.n}: choose memory=pointer"
-        return super().why_not(problem, config, arithmetic, device)
+    def no_tma(self, problem: Problem) -> str | None:
+        if problem.n % 8:  # of the [m, 2n] in between, the rows of up start in the middle
+            return f"needs n to be a multiple of 8, it is {problem.n}"
+        return super().no_tma(problem)
 
     def launches(self, problem: Problem, config: UnfusedConfig, arithmetic: Arithmetic, operands: Operands, sms: int):
         p, weights, out = problem, operands.weights, operands.out
@@ -114,8 +115,8 @@ class Unfused(TritonKernel):
         yield Launch(
             _silu_mul,
             rows * columns,
-            (both, out, p.m, p.n, 2 * p.n, p.out_stride),
-            dict(BR=ROWS, BC=COLUMNS, RECIPE=arithmetic.recipe, num_warps=8),
+            (both, out, p.m, *units(p, p.n, 2 * p.n, p.out_stride)),
+            dict(BR=ROWS, BC=COLUMNS, RECIPE=arithmetic.recipe, ALIGN=alignment(p), num_warps=8),
             out,
         )
 
@@ -128,10 +129,10 @@ class Unfused(TritonKernel):
             operand(x, p.x_stride, config.bm, config.bk, tma),
             operand(w, w_stride, config.bn, config.bk, tma),
             operand(product, 2 * p.n, config.bm, config.bn, tma),
-            p.m, n, p.k, p.x_stride, w_stride, 2 * p.n, programs,
+            p.m, *units(p, n, p.k, p.x_stride, w_stride, 2 * p.n), programs,
         )  # fmt: skip
         options = dict(
-            BM=config.bm, BN=config.bn, BK=config.bk, GROUP=config.group, TMA=tma,
+            BM=config.bm, BN=config.bn, BK=config.bk, GROUP=config.group, TMA=tma, ALIGN=alignment(p),
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         return Launch(_gemm, programs, arguments, options, both)

@@ -99,6 +99,32 @@ def problem_of(
     )
 
 
+def check_fit(problem: Problem, operands: Operands, out_shape: tuple[int, int], device_type: str) -> None:
+    """Raises ArgumentError, naming the tensor, unless the operands are what the problem says, down to the strides.
+
+    operands.weights: a `Weights`, as kernels get them that read them in place.
+    """
+    weights = operands.weights
+    named = {
+        "x": (operands.x, (problem.m, problem.k), problem.dtype, problem.x_stride),
+        "w_gate": (weights.gate, (problem.n, problem.k), problem.weight_dtype, problem.gate_stride),
+        "w_up": (weights.up, (problem.n, problem.k), problem.weight_dtype, problem.up_stride),
+        "out": (operands.out, out_shape, problem.out_dtype, problem.out_stride),
+    }
+    for name, (tensor, shape, dtype, stride) in named.items():
+        if tuple(tensor.shape) != shape or tensor.dtype != DTYPES[dtype]:
+            wrong = f"is {tensor.dtype} of shape {tuple(tensor.shape)}"
+            raise ArgumentError(name, wrong, f"the kernel was built for {DTYPES[dtype]} of shape {shape}")
+        if tensor.device.type != device_type or tensor.device != operands.x.device:
+            raise ArgumentError(name, f"is on {tensor.device}", f"move it to x's device, a {device_type}")
+        rows, columns = shape
+        if (rows > 1 and tensor.stride(0) != stride) or (columns > 1 and tensor.stride(1) != 1):
+            raise ArgumentError(name, f"has strides {tensor.stride()}", f"the kernel was built for ({stride}, 1)")
+    if address_alignment(*(tensor for tensor, *_ in named.values())) < problem.row_alignment:
+        wrong = f"an address is not a multiple of {problem.row_alignment} bytes"
+        raise ArgumentError("operands", wrong, "build for a problem of less alignment, or align x, weights and out")
+
+
 def _row_stride(tensor: torch.Tensor) -> int:
     rows, columns = tensor.shape
     return tensor.stride(0) if rows > 1 else columns
