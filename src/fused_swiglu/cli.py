@@ -25,6 +25,7 @@ COMMANDS = {
         "fused_swiglu.compare_command",
         "run kernels side by side, check each against the exact result, time all together",
     ),
+    "table": ("fused_swiglu.table_command", "show stored rows"),
     "capture": ("fused_swiglu.capture", "save the hidden states that enter a model's MLPs when it reads a text"),
 }
 EXITS = "exit code: 0; 1 if a kernel failed; 2 for bad input, before any work; 130 when interrupted, rows kept."

@@ -23,7 +23,7 @@ def register(kernel: Kernel) -> Kernel:
 
 @cache
 def _installed() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
 
 
 def kernel_names() -> list[str]:

@@ -214,3 +214,64 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def summary(rows: Iterable[Row]) -> str:
+    """A markdown table with a line for each problem and regime and a column for each kernel (and recipe).
+
+    A cell is the best median time among the kernel's rows that are ok, of graph replay where it was used, with the
+    ratio to torch.eager.
+    """
+    timed = [row for row in rows if row.status == "ok" and row.time_us is not None]
+    names = sorted({_variant(row) for row in timed}, key=lambda name: (name != EAGER, name))
+    lines: dict[tuple, dict[str, Row]] = {}
+    for row in timed:
+        line = lines.setdefault((row.inputs, row.k, row.n, row.regime or "", row.m), {})
+        known = line.get(_variant(row))
+        if known is None or _preference(row) < _preference(known):
+            line[_variant(row)] = row
+    inputs = {key[0] for key in lines}
+    heads = ["k", "n", "regime", "m", *names] if len(inputs) < 2 else ["inputs", "k", "n", "regime", "m", *names]
+    made = [_pipes(heads), _pipes(["---:"] * len(heads))]
+    for key, line in sorted(lines.items()):
+        cells = [_summary_cell(line.get(name)) for name in names]
+        made.append(_pipes([*map(str, key if len(inputs) > 1 else key[1:]), *cells]))
+    return "\n".join(made) + "\n"
+
+
+def mismatches(rows: Iterable[Row]) -> str:
+    """A markdown table with a line for each problem, kernel and arithmetic: M1 and M2, from rows that are ok."""
+    lines: dict[tuple, Row] = {}
+    for row in rows:
+        if row.status == "ok" and row.m1_gt0 is not None:
+            lines.setdefault((row.inputs, row.k, row.m, row.kernel, row.arithmetic), row)
+    shown = [
+        Column("inputs", lambda row: row.inputs or "", numeric=False),
+        Column("k", lambda row: str(row.k)),
+        Column("m", lambda row: str(row.m)),
+        Column("kernel", lambda row: row.kernel, numeric=False),
+        *(c for c in columns(lines.values()) if c.header == "arithmetic" or c.header.startswith("M")),
+        Column("outputs", lambda row: str(row.outputs)),
+    ]
+    made = [
+        _pipes(column.header.replace("\n", " ") for column in shown),
+        _pipes("---:" if column.numeric else "---" for column in shown),
+    ]
+    made += [_pipes(column.cell(row) for column in shown) for _, row in sorted(lines.items(), key=lambda item: item[0])]
+    return "\n".join(made) + "\n"
+
+
+def _variant(row: Row) -> str:
+    recipe = (row.arithmetic or "::").split(":")[1]
+    return row.kernel if recipe in ("undeclared", "none", "") else f"{row.kernel} {recipe}"
+
+
+def _preference(row: Row) -> tuple[bool, float]:
+    return row.launch != "graph", row.time_us or 0.0
+
+
+def _summary_cell(row: Row | None) -> str:
+    if row is None or row.time_us is None:
+        return ""
+    ratio = (row.ratios or {}).get(EAGER)
+    return duration(row.time_us) + ("" if ratio is None or row.kernel == EAGER else f" ({_number(ratio[0])})")
