@@ -11,7 +11,8 @@ import matplotlib
 import pytest
 
 from fused_swiglu import ArgumentError, plots
-from fused_swiglu.results import Row
+from fused_swiglu.cli import main
+from fused_swiglu.results import Row, RowFile
 from fused_swiglu.tables import CPU_NOTE, duration, markdown_table, percent, show
 
 EAGER = Row(
@@ -198,3 +199,37 @@ def test_a_figure_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="does not exist"):
         plots.plot_compare([EAGER], tmp_path / "missing" / "figure.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_table_command_shows_stored_rows(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    stored = (
+        replace(EAGER, time_us=20.0, launch="graph"),
+        replace(EAGER, time_us=99.0, launch="stream"),
+        replace(
+            EAGER,
+            kernel="triton.fused",
+            arithmetic="sm90:ieee:out",
+            time_us=15.0,
+            launch="graph",
+            ratios={"torch.eager": (0.75, 0.7, 0.8)},
+            m1_gt0=0.001,
+            m1_gt1=0.0,
+            m2=((5e-3, 1e-4, 0.25),),
+            outputs=6144,
+        ),
+    )
+    with RowFile(path) as file:
+        for row in stored:
+            file.write(row)
+    assert main(["table", str(path), "--summary"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "20.0 us" in line
+    assert "99.0" not in line
+    assert "15.0 us (0.750)" in line
+    assert main(["table", str(path), "--mismatch", "--kernels", "triton.*"]) == 0
+    out = capsys.readouterr().out
+    assert "| triton.fused | sm90:ieee:out | 0.1% | 0% | 25% | 6144 |" in out
+    assert "torch.eager" not in out
+    assert main(["table", str(path), "--kernels", "nothing"]) == 2
+    assert main(["table", str(tmp_path / "none.jsonl")]) == 2
