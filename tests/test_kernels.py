@@ -28,13 +28,36 @@ def run(name: str, problem: Problem, inputs, config=None, arithmetic: Arithmetic
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@given(problem=problems(max_m=129, max_n=129, max_k=160), family=families(), seed=seeds())
-def test_every_output_is_within_the_rounding_that_the_kernel_declares(name, problem, family, seed):
+@given(data=st.data(), problem=problems(max_m=129, max_n=129, max_k=160), family=families(), seed=seeds())
+def test_every_output_is_within_the_rounding_that_the_kernel_declares(name, data, problem, family, seed):
     inputs = make_inputs(problem, family, seed)
-    out, compiled = run(name, problem, inputs)
+    arithmetic = data.draw(st.sampled_from(list(get_kernel(name).arithmetics(problem))))
+    check_bound(*run(name, problem, inputs, arithmetic=arithmetic), problem, inputs)
+
+
+def check_bound(out, compiled, problem, inputs):
     wanted = exact(inputs.x, inputs.weights, problem.activation, out_dtype=out.dtype)
-    bound = error_bound(inputs.x, inputs.weights, problem.activation, rounds=compiled.arithmetic.rounds)
+    bound = error_bound(
+        inputs.x,
+        inputs.weights,
+        problem.activation,
+        rounds=compiled.arithmetic.rounds,
+        recipe=compiled.arithmetic.recipe,
+    )
     assert bool(within_bound(out, wanted.value, bound).all())
+
+
+@pytest.mark.parametrize("name", ["triton.fused", "triton.unfused"])
+@given(
+    data=st.data(),
+    problem=problems(max_m=40, max_n=40, max_k=70, activations=("gelu_tanh", "relu", "sigmoid")),
+    family=families(),
+    seed=seeds(),
+)
+def test_the_other_activations(name, data, problem, family, seed):
+    inputs = make_inputs(problem, family, seed)
+    arithmetic = data.draw(st.sampled_from(list(get_kernel(name).arithmetics(problem))))
+    check_bound(*run(name, problem, inputs, arithmetic=arithmetic), problem, inputs)
 
 
 @given(problem=problems(max_m=70, max_n=70, max_k=160), seed=seeds())
@@ -42,16 +65,16 @@ def test_the_bare_gemm_of_small_integers_is_exact(problem, seed):
     inputs = make_inputs(problem, "integers", seed)
     out, _ = run("cublas.gemm", problem, inputs)
     wanted = exact(inputs.x, inputs.weights, out_dtype=out.dtype, computes="gate_up")
-    assert_bits_equal(out, wanted.rounded)
+    assert torch.equal(out, wanted.rounded)  # but for the sign of zero: one product of -1 and 0 is -0, a sum is 0
 
 
 @pytest.mark.parametrize("name", ["triton.fused", "triton.unfused"])
 @given(data=st.data(), problem=problems(max_m=129, max_n=129, max_k=70), seed=seeds())
-def test_every_config_and_arithmetic_agrees_with_the_twin_on_small_integers(name, data, problem, seed):
+def test_every_config_agrees_with_the_twin_on_small_integers(name, data, problem, seed):
     """All sums are exact, so that only the activation is left to differ: by less than an ulp of the output."""
     kernel = get_kernel(name)
     config = data.draw(st.sampled_from(list(kernel.configs(problem))))
-    arithmetic = data.draw(st.sampled_from(list(kernel.arithmetics(problem))))
+    arithmetic = data.draw(st.sampled_from([a for a in kernel.arithmetics(problem) if a.recipe in ("ieee", "ex2")]))
     inputs = make_inputs(problem, "integers", seed)
     out, compiled = run(name, problem, inputs, config, arithmetic)
     wanted = twin(inputs.x, inputs.weights, problem.activation, rounds=compiled.arithmetic.rounds)
@@ -157,7 +180,6 @@ def test_reasons_name_what_is_missing(monkeypatch):
     wrong = fused.config_type.parse(str(config).replace("memory=pointer", "memory=tma"))
     assert "aligned to 16 bytes" in (fused.why_not(odd, wrong, arithmetic, CPU) or "")
     for field, value in (
-        ("activation", "relu"),
         ("bias", True),
         ("dtype", "fp32"),
         ("outputs", ("out", "preactivations")),

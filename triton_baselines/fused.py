@@ -17,8 +17,8 @@ import triton.language as tl
 
 from fused_swiglu import Arithmetic, Config, Operands, Problem
 
-from .launching import SIZES, Launch, TritonKernel, alignment, operand, pair, programs_for, units
-from .recipes import silu
+from .launching import SIZES, Launch, TritonKernel, alignment, operand, pair, programs_for, recipes_of, units
+from .recipes import activate
 from .tiles import load_pair, load_tile, store_tile, tile_position
 
 
@@ -61,7 +61,7 @@ def best_guess(problem: Problem) -> FusedConfig:
 def _fused(
     x, weights, out, M, N, K, x_stride, gate_stride, up_stride, out_stride, apart, PROGRAMS,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr,
-    ALIGN: tl.constexpr, GATE_FIRST: tl.constexpr, RECIPE: tl.constexpr,
+    ALIGN: tl.constexpr, GATE_FIRST: tl.constexpr, ACTIVATION: tl.constexpr, RECIPE: tl.constexpr,
 ):  # fmt: skip
     # Lengths come in units of ALIGN elements, which tells the compiler how wide it may load.
     N, K, x_stride, out_stride = N * ALIGN, K * ALIGN, x_stride * ALIGN, out_stride * ALIGN
@@ -77,7 +77,9 @@ def _fused(
             both = tl.dot(a, b.T, both)
         # Column j of either half is in the registers of one thread: nothing is exchanged here.
         first, second = both.reshape(BM, 2, BN).permute(0, 2, 1).split()
-        value = silu(first, RECIPE) * second if GATE_FIRST else silu(second, RECIPE) * first
+        gate = first if GATE_FIRST else second
+        up = second if GATE_FIRST else first
+        value = activate(gate, ACTIVATION, RECIPE) * up
         store_tile(out, value, row, column, M, N, out_stride, BM, BN, TMA)
 
 
@@ -92,7 +94,7 @@ class Fused(TritonKernel):
         return tuple(replace(config, memory=memory) for config in ordered)
 
     def arithmetics(self, problem: Problem) -> tuple[Arithmetic, ...]:
-        return tuple(Arithmetic("sm90", recipe) for recipe in ("ieee", "ex2"))
+        return tuple(Arithmetic("sm90", recipe) for recipe in recipes_of(problem))
 
     def no_tma(self, problem: Problem) -> str | None:
         if problem.gate_stride != problem.up_stride:
@@ -117,7 +119,7 @@ class Fused(TritonKernel):
         )  # fmt: skip
         options = dict(
             BM=config.bm, BN=config.bn, BK=config.bk, GROUP=config.group, TMA=tma,
-            ALIGN=alignment(p), GATE_FIRST=gate_first, RECIPE=arithmetic.recipe,
+            ALIGN=alignment(p), GATE_FIRST=gate_first, ACTIVATION=p.activation, RECIPE=arithmetic.recipe,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         yield Launch(_fused, programs, arguments, options, operands.out)

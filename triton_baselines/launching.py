@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fused_swiglu import DTYPES, UNDECLARED, Arithmetic, Bound, Compiled, Config, Kernel, Operands, Problem
 from fused_swiglu.operands import check_fit
+from fused_swiglu.problem import ACTIVATIONS
 
 from .interpreter import interpreted
 
@@ -35,6 +36,11 @@ def alignment(problem: Problem) -> int:
 def units(problem: Problem, *lengths: int) -> tuple[int, ...]:
     """Lengths in elements, in units of `alignment`."""
     return tuple(length // alignment(problem) for length in lengths)
+
+
+def recipes_of(problem: Problem) -> tuple[str, ...]:
+    """The recipes on offer for the problem's activation, the default first."""
+    return ("none",) if problem.activation == "relu" else ("ieee", "ex2", "tanh", "poly3")
 
 
 def operand(tensor: torch.Tensor, stride: int, rows: int, columns: int, tma: bool) -> torch.Tensor | TensorDescriptor:
@@ -132,6 +138,8 @@ class _CompiledLaunches(Compiled):
 
 class TritonKernel(Kernel):
     """What the Triton kernels share: how they are built, and where they cannot run. Weights are read in place."""
+
+    activations = ACTIVATIONS
 
     @abstractmethod
     def launches(

@@ -18,8 +18,8 @@ import triton.language as tl
 
 from fused_swiglu import Arithmetic, Config, Operands, Problem
 
-from .launching import SIZES, Launch, TritonKernel, alignment, operand, programs_for, units
-from .recipes import silu
+from .launching import SIZES, Launch, TritonKernel, alignment, operand, programs_for, recipes_of, units
+from .recipes import activate
 from .tiles import load_tile, store_tile, tile_position
 
 
@@ -70,7 +70,7 @@ def _gemm(
 @triton.jit(do_not_specialize=["M", "N", "both_stride", "out_stride"])
 def _silu_mul(
     both, out, M, N, both_stride, out_stride,
-    BR: tl.constexpr, BC: tl.constexpr, RECIPE: tl.constexpr, ALIGN: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr, ACTIVATION: tl.constexpr, RECIPE: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """out[M, N] = silu(both[:, :N]) * both[:, N:]"""
     N, both_stride, out_stride = N * ALIGN, both_stride * ALIGN, out_stride * ALIGN
@@ -79,7 +79,7 @@ def _silu_mul(
     row, column = tile // tiles_n * BR, tile % tiles_n * BC
     gate = load_tile(both, row, column, M, N, both_stride, BR, BC, False)
     up = load_tile(both + N, row, column, M, N, both_stride, BR, BC, False)
-    value = silu(gate.to(tl.float32), RECIPE) * up.to(tl.float32)
+    value = activate(gate.to(tl.float32), ACTIVATION, RECIPE) * up.to(tl.float32)
     store_tile(out, value, row, column, M, N, out_stride, BR, BC, False)
 
 
@@ -94,7 +94,7 @@ class Unfused(TritonKernel):
         return tuple(replace(config, memory=memory) for config in ordered)
 
     def arithmetics(self, problem: Problem) -> tuple[Arithmetic, ...]:
-        return tuple(Arithmetic("sm90", recipe, ("gate", "up")) for recipe in ("ieee", "ex2"))
+        return tuple(Arithmetic("sm90", recipe, ("gate", "up")) for recipe in recipes_of(problem))
 
     def no_tma(self, problem: Problem) -> str | None:
         if problem.n % 8:  # of the [m, 2n] in between, the rows of up start in the middle
@@ -116,7 +116,9 @@ class Unfused(TritonKernel):
             _silu_mul,
             rows * columns,
             (both, out, p.m, *units(p, p.n, 2 * p.n, p.out_stride)),
-            dict(BR=ROWS, BC=COLUMNS, RECIPE=arithmetic.recipe, ALIGN=alignment(p), num_warps=8),
+            dict(
+                BR=ROWS, BC=COLUMNS, ACTIVATION=p.activation, RECIPE=arithmetic.recipe, ALIGN=alignment(p), num_warps=8
+            ),
             out,
         )
 

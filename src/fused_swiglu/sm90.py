@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .arithmetic import Arithmetic
 from .errors import ArgumentError
+from .operands import Weights, problem_of
 from .problem import DTYPE_NAMES
+from .recipes import activate
 
 _NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 _ZERO_EXPONENT = -133
@@ -89,6 +92,44 @@ def accumulate(
         result = chain if result is None or split_k == 1 else result + chain
     assert result is not None
     return result
+
+
+def execute(
+    arithmetic: Arithmetic,
+    x: torch.Tensor,
+    weights: Weights,
+    activation: str = "silu",
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """What a kernel of that arithmetic writes, predicted: [m, n] in out_dtype (x's by default), on the CPU.
+
+    x[m, k], weights [n, k]: bf16 or fp16, on any device; biases are added to the accumulators in fp32. To predict some
+    rows or columns only, give those of x or of the weights. Bits are a GPU's where `recipes.is_exact` says so.
+    Raises ArgumentError for an incomplete arithmetic and for operands that do not fit.
+    """
+    if not arithmetic.complete:
+        raise ArgumentError("arithmetic", f"{arithmetic} is incomplete", "only a complete declaration predicts bits")
+    problem_of(x, weights, activation=activation)
+    dtype = out_dtype or x.dtype
+
+    def accumulated(name: str, w: torch.Tensor, bias: torch.Tensor | None) -> NDArray[np.float32]:
+        sums = accumulate(x, w, split_k=arithmetic.split_k)
+        if bias is not None:
+            sums = sums + bias.detach().cpu().float().numpy()
+        return _rounded(sums, dtype) if name in arithmetic.rounds else sums
+
+    gate = accumulated("gate", weights.gate, weights.bias_gate)
+    up = accumulated("up", weights.up, weights.bias_up)
+    activated = activate(gate, activation, arithmetic.recipe)
+    if "act" in arithmetic.rounds:
+        activated = _rounded(activated, dtype)
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(activated * up).to(dtype)
+
+
+def _rounded(value: NDArray[np.float32], dtype: torch.dtype) -> NDArray[np.float32]:
+    return torch.from_numpy(value).to(dtype).float().numpy()
 
 
 def _decode(operand: torch.Tensor, rule: Step) -> _Matrix:

@@ -36,7 +36,13 @@ def test_every_output_is_within_the_rounding_that_the_kernel_declares(name, data
     bound, compiled = bind(name, problem, inputs, config, arithmetic)
     out = bound.run()
     wanted = exact(inputs.x, inputs.weights, problem.activation, out_dtype=out.dtype)
-    limit = error_bound(inputs.x, inputs.weights, problem.activation, rounds=compiled.arithmetic.rounds)
+    limit = error_bound(
+        inputs.x,
+        inputs.weights,
+        problem.activation,
+        rounds=compiled.arithmetic.rounds,
+        recipe=compiled.arithmetic.recipe,
+    )
     assert bool(within_bound(out, wanted.value, limit).all())
     assert_padding_poisoned(out)
 
