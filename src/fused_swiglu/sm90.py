@@ -21,8 +21,8 @@ from .problem import DTYPE_NAMES
 from .recipes import activate
 
 _NAN = np.uint32(0x7FFFFFFF).view(np.float32)
-_ZERO_EXPONENT = -133
-_NO_EXPONENT = -10_000  # of an operand that is zero: below every sum of two exponents
+ZERO_EXPONENT = -133
+NO_EXPONENT = -10_000  # of an operand that is zero: below every sum of two exponents
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,22 @@ class Step:
     """The rule of a tensor-core step for one input format.
 
     products: how many are summed at once with the accumulator; fraction: bits kept below the largest exponent;
-    kept: fraction bits of the fp32 result; min_exponent: of the format's smallest normal number.
+    kept: fraction bits of the fp32 result; digits: fraction bits of the format's significand; min_exponent: of its
+    smallest normal number.
     """
 
     products: int
     fraction: int
     kept: int
+    digits: int
     min_exponent: int
 
 
 STEPS = {
-    "bf16": Step(16, 25, 23, -126),
-    "fp16": Step(16, 25, 23, -14),
-    "fp8_e4m3": Step(32, 13, 13, -6),
-    "fp8_e5m2": Step(32, 13, 13, -14),
+    "bf16": Step(16, 25, 23, 7, -126),
+    "fp16": Step(16, 25, 23, 10, -14),
+    "fp8_e4m3": Step(32, 13, 13, 3, -6),
+    "fp8_e5m2": Step(32, 13, 13, 2, -14),
 }
 
 
@@ -89,7 +91,8 @@ def accumulate(
             _decode(a[:, start : start + part], rule), _decode(b[:, start : start + part], rule), rule,
             c if split_k == 1 else None,
         )  # fmt: skip
-        result = chain if result is None or split_k == 1 else result + chain
+        with np.errstate(all="ignore"):
+            result = chain if result is None or split_k == 1 else result + chain
     assert result is not None
     return result
 
@@ -140,8 +143,10 @@ def _decode(operand: torch.Tensor, rule: Step) -> _Matrix:
     value = np.where(finite, real, 0).astype(np.float64)
     exponent = np.frexp(value)[1] - 1
     exponent = np.maximum(exponent, rule.min_exponent)
-    exponent[value == 0] = _NO_EXPONENT
-    return _Matrix(value, exponent.astype(np.int16), None if finite.all() else real.astype(np.float64))
+    exponent[value == 0] = NO_EXPONENT
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        special = None if finite.all() else real.astype(np.float64)
+    return _Matrix(value, exponent.astype(np.int16), special)
 
 
 def _chain(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) -> NDArray[np.float32]:
@@ -171,11 +176,11 @@ def _block(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) ->
     for k0 in range(0, a.value.shape[0], rule.products):
         block = range(k0, k0 + rule.products)
         np.maximum(np.frexp(acc)[1] - 1, -126, out=exponent, casting="unsafe")
-        exponent[acc == 0] = _ZERO_EXPONENT
+        exponent[acc == 0] = ZERO_EXPONENT
         for k in block:
             np.add(a.exponent[k][:, None], b.exponent[k], out=sums)
             np.maximum(exponent, sums, out=exponent)
-        if exponent.min() < _ZERO_EXPONENT:
+        if exponent.min() < ZERO_EXPONENT:
             _raise_to_zero_terms(exponent, a.exponent[k0 : block.stop], b.exponent[k0 : block.stop])
         scale = np.ldexp(1.0, rule.fraction - exponent.astype(np.int32))
         np.multiply(acc, scale, out=total)
@@ -186,13 +191,12 @@ def _block(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) ->
             np.trunc(term, out=term)
             np.add(total, term, out=total)
         acc = _toward_zero(total / scale, rule.kept)
-        overflow = np.abs(acc) >= 2.0**128
+        overflow = (np.abs(acc) >= 2.0**128) & (special == 0)
         if overflow.any():
-            special[overflow] += np.copysign(np.inf, acc[overflow])
-            acc[overflow] = 0
+            special[overflow] = np.copysign(np.inf, acc[overflow])
+        acc[special != 0] = 0
         if a.special is not None or b.special is not None:
             _add_special(special, a, b, block)
-            acc[special != 0] = 0
     result = np.where(special != 0, special, acc).astype(np.float32)
     result[np.isnan(special)] = _NAN
     return result
@@ -201,8 +205,8 @@ def _block(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) ->
 def _raise_to_zero_terms(exponent: NDArray[np.int16], a: NDArray[np.int16], b: NDArray[np.int16]) -> None:
     """A product that is zero takes part with an exponent of its own, which matters where all others are smaller."""
     for k in range(a.shape[0]):
-        zero = (a[k] == _NO_EXPONENT)[:, None] | (b[k] == _NO_EXPONENT)
-        exponent[zero & (exponent < _ZERO_EXPONENT)] = _ZERO_EXPONENT
+        zero = (a[k] == NO_EXPONENT)[:, None] | (b[k] == NO_EXPONENT)
+        exponent[zero & (exponent < ZERO_EXPONENT)] = ZERO_EXPONENT
 
 
 def _toward_zero(value: NDArray[np.float64], kept: int) -> NDArray[np.float64]:

@@ -1,0 +1,206 @@
+"""The second executor of the tensor-core rule: on a GPU, in integers, without its tensor cores.
+
+The rule, and the first executor, are in `fused_swiglu.sm90`; that both give the same bits is tested. This one is fast
+enough to predict 10^9 outputs in a minute, and applies a GPU's own special-function instructions to the modelled
+accumulators, which makes the recipes `ex2`, `tanh` and `poly3` predictable to the bit there.
+"""
+
+# What a jitted function iterates over, only Triton's compiler knows.
+# pyright: reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fused_swiglu import DTYPES, ArgumentError, Arithmetic, Weights, problem_of
+from fused_swiglu.sm90 import NO_EXPONENT, STEPS, ZERO_EXPONENT, Step
+
+from .interpreter import interpreted
+from .recipes import activate
+
+_NO_EXPONENT, _ZERO_EXPONENT = tl.constexpr(NO_EXPONENT), tl.constexpr(ZERO_EXPONENT)
+_ROWS_AT_ONCE = 2**28  # fp32 accumulators held at a time: 1 GiB for gate, as much for up
+
+
+@triton.jit(do_not_specialize=["M", "N", "K"])
+def _chain(
+    a_significand, a_exponent, b_significand, b_exponent, out, M, N, K,
+    BM: tl.constexpr, BN: tl.constexpr, PRODUCTS: tl.constexpr, FRACTION: tl.constexpr, CUT: tl.constexpr,
+    PRODUCT_FRACTION: tl.constexpr,
+):  # fmt: skip
+    """out[M, N]: fp32 accumulators, from operands split into integers and transposed to [K, M] and [K, N]."""
+    tiles_n = (N + BN - 1) // BN
+    rows = tl.program_id(0) // tiles_n * BM + tl.arange(0, BM)
+    columns = tl.program_id(0) % tiles_n * BN + tl.arange(0, BN)
+    in_rows, in_columns = rows < M, columns < N
+    a_step, b_step = M.to(tl.int64), N.to(tl.int64)
+    acc = tl.full((BM, BN), 0.0, tl.float32)
+    for k0 in range(0, K, PRODUCTS):
+        bits = acc.to(tl.int32, bitcast=True)
+        biased = (bits >> 23) & 255
+        significand = (bits & 0x7FFFFF) | tl.where(biased > 0, 0x800000, 0)
+        own = tl.where(significand == 0, _ZERO_EXPONENT, tl.maximum(biased, 1) - 127)
+        largest = own
+        smallest = own
+        for i in tl.static_range(PRODUCTS):
+            ea = tl.load(a_exponent + (k0 + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
+            eb = tl.load(b_exponent + (k0 + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
+            e = ea[:, None] + eb[None, :]
+            largest = tl.maximum(largest, e)
+            smallest = tl.minimum(smallest, e)
+        # A product that is zero takes part with an exponent of its own.
+        zero_term = smallest < _NO_EXPONENT // 2
+        largest = tl.where(zero_term, tl.maximum(largest, _ZERO_EXPONENT), largest)
+        term = _shifted(significand, FRACTION - 23, largest - own)
+        # Two halves: 16 products of nearly 2^27 each would not fit into 32 bits.
+        low = tl.where(bits < 0, -term, term)
+        high = tl.full((BM, BN), 0, tl.int32)
+        for i in tl.static_range(PRODUCTS):
+            ea = tl.load(a_exponent + (k0 + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
+            eb = tl.load(b_exponent + (k0 + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
+            sa = tl.load(a_significand + (k0 + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
+            sb = tl.load(b_significand + (k0 + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
+            product = sa[:, None] * sb[None, :]
+            term = _shifted(tl.abs(product), FRACTION - PRODUCT_FRACTION, largest - (ea[:, None] + eb[None, :]))
+            term = tl.where(product < 0, -term, term)
+            if i % 2 == 0:
+                low += term
+            else:
+                high += term
+        total = (low.to(tl.int64) + high.to(tl.int64)).to(tl.float64)
+        scale = ((largest.to(tl.int64) + (1023 - FRACTION)) << 52).to(tl.float64, bitcast=True)
+        new = _toward_zero(total * scale, CUT)
+        acc = tl.where(biased == 255, acc, new)  # an overflow stays
+    at = out + rows.to(tl.int64)[:, None] * N + columns[None, :]
+    tl.store(at, acc, mask=in_rows[:, None] & in_columns[None, :])
+
+
+@triton.jit
+def _shifted(magnitude, LEFT: tl.constexpr, right):
+    """magnitude * 2^(LEFT - right), toward zero, for magnitudes that fit after the left shift."""
+    if LEFT >= 0:
+        return (magnitude << LEFT) >> tl.minimum(right, 31)
+    else:
+        return (magnitude >> -LEFT) >> tl.minimum(right, 31)
+
+
+@triton.jit
+def _toward_zero(value, CUT: tl.constexpr):
+    """fp64 to fp32, toward zero, its last bits CUT away; subnormals kept, beyond fp32 an infinity."""
+    near = value.to(tl.float32)
+    bits = near.to(tl.int32, bitcast=True)
+    size = tl.abs(value)
+    too_far = (tl.abs(near).to(tl.float64) > size) & (size < 3.402823669209385e38)
+    bits = tl.where(too_far, bits - 1, bits)
+    return (bits & CUT).to(tl.float32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _activate(gate, out, size, ACTIVATION: tl.constexpr, RECIPE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    tl.store(out + at, activate(tl.load(gate + at, mask=inside, other=0.0), ACTIVATION, RECIPE), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """An operand as integers, transposed to [k, rows] and padded with zeros to whole steps."""
+
+    significand: torch.Tensor
+    exponent: torch.Tensor
+
+
+def _split(operand: torch.Tensor, rule: Step) -> _Split:
+    value = torch.nan_to_num(operand.float(), nan=0.0, posinf=0.0, neginf=0.0).T
+    value = torch.nn.functional.pad(value, (0, 0, 0, -value.shape[0] % rule.products))
+    exponent = (torch.frexp(value).exponent - 1).clamp(min=rule.min_exponent)
+    significand = torch.ldexp(value.double(), rule.digits - exponent).to(torch.int16)
+    exponent = exponent.masked_fill(value == 0, NO_EXPONENT).to(torch.int16)
+    return _Split(significand.contiguous(), exponent.contiguous())
+
+
+def accumulate(a: torch.Tensor, b: torch.Tensor, *, split_k: int = 1) -> torch.Tensor:
+    """As `fused_swiglu.sm90.accumulate`, in a tensor on a's device: fp32 [m, n] of a[m, k] @ b[n, k].T.
+
+    On a CPU it runs in Triton's interpreter. Raises ArgumentError for another dtype.
+    """
+    name = next((name for name, dtype in DTYPES.items() if dtype == a.dtype), "")
+    if name not in STEPS or b.dtype != a.dtype:
+        raise ArgumentError("a, b", f"have dtypes {a.dtype} and {b.dtype}", f"give both as one of {', '.join(STEPS)}")
+    rule, k = STEPS[name], a.shape[1]
+    part = max(-(-k // (64 * split_k)) * 64, 1)
+    chains = [
+        _one_chain(a[:, start : start + part], b[:, start : start + part], rule) for start in range(0, max(k, 1), part)
+    ]
+    total = chains[0]
+    for chain in chains[1:]:
+        total = total + chain
+    return total
+
+
+def _one_chain(a: torch.Tensor, b: torch.Tensor, rule: Step) -> torch.Tensor:
+    out = torch.empty(a.shape[0], b.shape[0], device=a.device)
+    left, right = _split(a, rule), _split(b, rule)
+    bm, bn = 32, 64
+    programs = -(-a.shape[0] // bm) * -(-b.shape[0] // bn)
+    if programs:
+        _here(a.device)._chain[(programs,)](
+            left.significand, left.exponent, right.significand, right.exponent, out, a.shape[0], b.shape[0],
+            left.exponent.shape[0], BM=bm, BN=bn, PRODUCTS=rule.products, FRACTION=rule.fraction,
+            PRODUCT_FRACTION=2 * rule.digits, CUT=-(1 << (23 - rule.kept)), num_warps=4,
+        )  # fmt: skip
+    wide = a.float(), b.float()
+    if all(bool(t.isfinite().all()) for t in wide):
+        return out
+    # Signs in place of finite values: the sums are then special exactly where the products or their sums are.
+    signs = [torch.where(t.isfinite(), t.sign(), t) for t in wide]
+    special = signs[0] @ signs[1].T
+    return torch.where(special.isfinite(), out, special + torch.where(out.isinf(), out, 0.0))
+
+
+def execute(
+    arithmetic: Arithmetic,
+    x: torch.Tensor,
+    weights: Weights,
+    activation: str = "silu",
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """As `fused_swiglu.sm90.execute`, on x's device: what a kernel of that arithmetic writes, [m, n]."""
+    if not arithmetic.complete:
+        raise ArgumentError("arithmetic", f"{arithmetic} is incomplete", "only a complete declaration predicts bits")
+    problem = problem_of(x, weights, activation=activation)
+    dtype = out_dtype or x.dtype
+    step = max(1, _ROWS_AT_ONCE // problem.n)
+    out = torch.empty(problem.m, problem.n, dtype=dtype, device=x.device)
+
+    def accumulated(rows: torch.Tensor, name: str, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        sums = accumulate(rows, w, split_k=arithmetic.split_k)
+        if bias is not None:
+            sums = sums + bias.float()
+        return sums.to(dtype).float() if name in arithmetic.rounds else sums
+
+    for top in range(0, problem.m, step):
+        rows = x[top : top + step]
+        gate = accumulated(rows, "gate", weights.gate, weights.bias_gate)
+        activated = torch.empty_like(gate)
+        _here(x.device)._activate[(-(-gate.numel() // 1024),)](
+            gate, activated, gate.numel(), ACTIVATION=activation, RECIPE=arithmetic.recipe, BLOCK=1024
+        )
+        if "act" in arithmetic.rounds:
+            activated = activated.to(dtype).float()
+        up = accumulated(rows, "up", weights.up, weights.bias_up)
+        out[top : top + step] = (activated * up).to(dtype)
+    return out
+
+
+def _here(device: torch.device) -> Any:
+    """The module whose kernels run on that device."""
+    import sys
+
+    return interpreted("model") if device.type == "cpu" else sys.modules[__name__]
