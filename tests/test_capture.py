@@ -74,7 +74,7 @@ def call(directory, tmp_path):
     def call(**changed):
         options = {
             "weights": str(directory),
-            "layers": "0,2",
+            "layer": "0,2",
             "text": str(tmp_path / "text.txt"),
             "out": str(tmp_path / "hidden.safetensors"),
             "save-projections": str(tmp_path / "projections.safetensors"),
@@ -163,8 +163,8 @@ def test_the_command_writes_what_compare_reads(call, directory, tmp_path, monkey
 def test_bad_options_are_refused_before_the_model_is_loaded(call, tmp_path, monkeypatch):
     monkeypatch.setattr("fused_swiglu.capture.load_model", lambda path: pytest.fail("the model was loaded"))
     for layers in ("", "0,x", "0;1"):
-        with refused("layers", repr(layers), "0,15,29"):
-            call(layers=layers)
+        with refused("layer", repr(layers), "0 15 29"):
+            call(layer=layers)
     for name, content, reason in (
         ("none", None, "No such file"),
         ("latin", b"\xe9", "not UTF-8"),
@@ -181,8 +181,8 @@ def test_bad_options_are_refused_before_the_model_is_loaded(call, tmp_path, monk
 
 
 def test_models_that_cannot_be_used(call, directory, tmp_path):
-    with refused("layers", "has no layer 3", "choose one of its 3: 0 to 2"):
-        call(layers="0,3")
+    with refused("layer", "has no layer 3", "choose one of its 3: 0 to 2"):
+        call(layer="0,3")
     with refused("weights", "does not exist"):
         call(weights=str(tmp_path / "none"))
     with refused("weights", "give the model's directory"):
@@ -221,7 +221,7 @@ def test_a_gguf_model_is_captured(call, tmp_path):
     pytest.importorskip("accelerate", reason="transformers loads GGUF through accelerate")
     embedding = torch.randn(257, 32, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     write_gguf_model(tmp_path / "model.gguf", embedding)
-    assert call(weights=str(tmp_path / "model.gguf"), layers="0") == 0
+    assert call(weights=str(tmp_path / "model.gguf"), layer="0") == 0
     hidden = load_hidden(tmp_path / "hidden.safetensors", 0, torch.float32)
     check_hidden(hidden, load_projections(tmp_path / "projections.safetensors", 0))
     # Attention writes nothing (its output projection is zero), so the MLP reads the normalised embedding.

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fused_swiglu import ArgumentError, Problem, Weights, registry, timing
-from fused_swiglu.compare import Case, compare, once, plan, sampled_rows
+from fused_swiglu.bench import sampled_rows
+from fused_swiglu.compare import Case, compare, once, plan
 from fused_swiglu.results import Environment, Row
 
-MODULE = importlib.import_module("fused_swiglu.compare")
+MODULE = importlib.import_module("fused_swiglu.bench")
 CPU = torch.device("cpu")
 SMALL = Problem(5, 24, 32)
 pytestmark = pytest.mark.usefixtures("kernels")

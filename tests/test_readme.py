@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fused_swiglu import registry
 from fused_swiglu.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +28,19 @@ def test_every_table_in_the_readme_comes_from_its_rows(monkeypatch, capsys):
     text = README.read_text()
     assert len(TABLE.findall(text)) == text.count("<!-- fused-swiglu") >= 2
     assert regenerate(text, capsys) == text
+
+
+@pytest.mark.parametrize("example", re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
+def test_the_examples_run(example, capsys):
+    names = registry.kernel_names()
+    try:
+        exec(compile(example, "README.md", "exec"), {})
+    finally:
+        registry._registered.clear()
+    assert registry.kernel_names() == names
+    out = capsys.readouterr().out
+    assert "ok" in out
+    assert "failed" not in out
 
 
 def test_the_readme_has_two_setup_commands():

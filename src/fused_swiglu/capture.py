@@ -28,7 +28,7 @@ from .errors import ArgumentError
 # What a bf16 model computes between the layers: the captured states are then exact, not rounded afterwards.
 DTYPE = torch.bfloat16
 EXAMPLE = """example:
-  fused-swiglu capture --weights smollm2-135m --layers 0,15,29 --text FILE --out hidden.safetensors
+  fused-swiglu capture --weights smollm2-135m --layer 15 --text notebooks/data/paragraph.txt --out hidden.safetensors
   fused-swiglu compare --weights smollm2-135m --layer 15 --hidden hidden.safetensors
 """
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", required=True, help=f"a model's .gguf file or Hugging Face directory, or {SMOLLM2}"
     )
-    parser.add_argument("--layers", required=True, help="layers to capture, such as 0,15,29")
+    parser.add_argument("--layer", required=True, nargs="+", metavar="L", help="layers to capture, such as 0 15 29")
     parser.add_argument("--text", required=True, help="UTF-8 text that the model reads once")
     parser.add_argument("--out", required=True, help="safetensors file for the hidden states, one per layer, in bf16")
     parser.add_argument(
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Capture, save and print one line per layer. Raises ArgumentError, naming the option, for bad input."""
-    layers = _parse_layers(args.layers)
+    layers = _parse_layers(args.layer)
     text = _read_text(args.text)
     check_output(args.out, "out")
     if args.save_projections:
@@ -91,7 +91,7 @@ def capture(model: Any, input_ids: torch.Tensor, layers: Iterable[int]) -> dict[
     """What enters each layer's MLP when `model` reads input_ids[batch, tokens]: [batch * tokens, k], in its dtype.
 
     model: a transformers decoder in eval mode, whose MLPs are modules `layers.{L}.mlp`.
-    Raises ArgumentError naming `layers` for a layer that the model has not, `weights` for a model without such modules.
+    Raises ArgumentError naming `layer` for a layer that the model has not, `weights` for a model without such modules.
     """
     found = {
         int(match[1]): module
@@ -102,7 +102,7 @@ def capture(model: Any, input_ids: torch.Tensor, layers: Iterable[int]) -> dict[
         raise ArgumentError("weights", f"{type(model).__name__} has no layers.N.mlp", "give a dense SwiGLU model")
     layers = list(layers)
     for layer in layers:
-        check_layer(layer, found, type(model).__name__, "layers")
+        check_layer(layer, found, type(model).__name__, "layer")
     hidden: dict[int, torch.Tensor] = {}
 
     def keep(layer: int, x: torch.Tensor) -> None:
@@ -162,11 +162,11 @@ def load_model(path: str | Path) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def _parse_layers(text: str) -> list[int]:
+def _parse_layers(texts: list[str]) -> list[int]:
     try:
-        return sorted({int(number) for number in text.split(",")})
+        return sorted({int(number) for text in texts for number in text.split(",")})
     except ValueError as error:
-        raise ArgumentError("layers", f"cannot read {text!r}", "give numbers such as 0,15,29") from error
+        raise ArgumentError("layer", f"cannot read {' '.join(texts)!r}", "give numbers such as 0 15 29") from error
 
 
 def _read_text(path: str) -> str:

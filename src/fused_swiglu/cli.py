@@ -16,7 +16,7 @@ from .errors import ArgumentError
 if TYPE_CHECKING:
     import torch
 
-    from .compare import Progress
+    from .bench import Progress
 
 PROGRAM = "fused-swiglu"
 # Each module has `add_arguments(parser)` and `run(args) -> exit code`; it is imported when its name is given.
@@ -25,6 +25,7 @@ COMMANDS = {
         "fused_swiglu.compare_command",
         "run kernels side by side, check each against the exact result, time all together",
     ),
+    "check": ("fused_swiglu.check_command", "check kernels against the bits that they declare"),
     "table": ("fused_swiglu.table_command", "show stored rows"),
     "capture": ("fused_swiglu.capture", "save the hidden states that enter a model's MLPs when it reads a text"),
 }
@@ -55,10 +56,12 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as exit:
         return exit.code if isinstance(exit.code, int) else 2
     except ArgumentError as error:
-        sys.stderr.write(line(f"argument --{error.argument.replace('_', '-')}: {error.wrong}; {error.remedy}"))
+        positional = error.argument.isupper()
+        argument = error.argument if positional else f"--{error.argument.replace('_', '-')}"
+        sys.stderr.write(line(f"argument {argument}: {error.wrong}; {error.remedy}"))
         return 2
-    except KeyboardInterrupt:
-        sys.stderr.write(line("interrupted"))
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write(line("; ".join(["interrupted", *map(str, interrupt.args)])))
         return 130
     except BrokenPipeError:
         # The reader of stdout has left; nothing may be flushed to it at exit either.
@@ -74,7 +77,7 @@ def _no_command(argv: list[str]) -> int:
     listed = "\n".join(f"  {name:{width}}{summary}" for name, (_, summary) in COMMANDS.items())
     parser = _Parser(PROGRAM)
     parser.description = (purpose or "").splitlines()[0]
-    parser.epilog = f"commands:\n{listed}\n\nexample:\n  {PROGRAM} compare --model qwen2.5-7b --tokens 16 128"
+    parser.epilog = f"commands:\n{listed}\n\nexample:\n  {PROGRAM} compare --model qwen2.5-0.5b --tokens 1 16"
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.add_argument("command", type=one_of(COMMANDS), help=f"one of: {', '.join(COMMANDS)}")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="see COMMAND --help")
@@ -115,7 +118,7 @@ def integers(at_least: int) -> Callable[[str], list[int]]:
 def device(name: str) -> torch.device:
     import torch
 
-    from .compare import default_device
+    from .bench import default_device
 
     if name == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device", "torch finds no GPU", "use cpu, or install a torch with CUDA and its driver")

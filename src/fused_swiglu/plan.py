@@ -56,12 +56,14 @@ def _fits(name: str, tensor: torch.Tensor | None, shape: tuple[int, int], dtype:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One kernel under one config and arithmetic; or, without them, a kernel that could not be asked, and why."""
+    """One kernel under one config and arithmetic; or, without them, a kernel that could not be asked, and why:
+    a package that is `missing`, or another `error`."""
 
     name: str
     kernel: Kernel | None = None
     config: Config | None = None
     arithmetic: Arithmetic | None = None
+    missing: str | None = None
     error: str | None = None
 
     @property
@@ -112,6 +114,8 @@ class _Choice:
         try:
             kernel = registry.get_kernel(name)
             return [Candidate(name, kernel, *pair) for pair in self._pairs(kernel, problem)]
+        except ModuleNotFoundError as error:
+            return [Candidate(name, missing=error.name)]
         except Exception as error:
             return [Candidate(name, error=first_line(error))]
 

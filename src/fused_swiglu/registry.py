@@ -14,7 +14,17 @@ _registered: dict[str, Kernel] = {}
 
 
 def register(kernel: Kernel) -> Kernel:
-    """Adds a kernel of this process (a notebook's own, say). A name that is taken raises ArgumentError."""
+    """Adds a kernel of this process (a notebook's own, say). Raises ArgumentError for a name that is taken, and for
+    something other than an instance of a Kernel with `name` and `role`."""
+    if not isinstance(kernel, Kernel):
+        raise ArgumentError(
+            "kernel", f"{kernel!r} is no Kernel", "derive from fused_swiglu.Kernel, and pass an instance"
+        )
+    for trait in ("name", "role"):
+        if not isinstance(getattr(kernel, trait, None), str):
+            raise ArgumentError(
+                "kernel", f"{type(kernel).__name__} has no {trait}", f"give the class a {trait}, a string"
+            )
     if kernel.name in kernel_names():
         raise ArgumentError("kernel", f"{kernel.name!r} is taken", "choose another name")
     _registered[kernel.name] = kernel

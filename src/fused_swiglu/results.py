@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -52,6 +53,7 @@ class Row(_Record):
     tflops, gbs: 4mnk floating-point operations, and the fewest bytes, over the median time (10^12/s, 10^9/s).
     peak: tflops as a share of the matrix rate measured in this run. samples: how many times were taken.
     ratios: {name: (median, low, high)} of this kernel's time over the named kernel's, paired, 95% interval.
+    run_to_run, batch: share of output words that change over repeats, and of a row's words with the rows around it.
     m0, m1_*, plain_*, m2: mismatch with the model, with the exact result in ulps (floored, plain), and beyond
     tolerances (rtol, atol, share); shares in 0..1. outputs: how many outputs were compared.
     """
@@ -88,6 +90,8 @@ class Row(_Record):
     sm_mhz: float | None = None
     power_w: float | None = None
     throttled: bool | None = None
+    run_to_run: float | None = None
+    batch: float | None = None
     m0: float | None = None
     m1_gt0: float | None = None
     m1_gt1: float | None = None
@@ -255,7 +259,11 @@ def load(*paths: str | PathLike[str]) -> tuple[list[Row], list[Environment]]:
         try:
             lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError as error:
-            raise ArgumentError("rows", f"cannot read {str(path)!r}: {error.strerror}", "check the path") from None
+            raise ArgumentError("FILE", f"cannot read {str(path)!r}: {error.strerror}", "check the path") from None
+        if lines and not lines[0].startswith("{"):
+            raise ArgumentError(
+                "FILE", f"{str(path)!r} holds something other than rows", "give what compare --out wrote"
+            )
         for number, line in enumerate(lines, 1):
             try:
                 values = json.loads(line)
@@ -307,7 +315,10 @@ def _output(*command: str) -> str | None:
 
 
 def _revision() -> str | None:
-    """The git revision of the checkout that this file belongs to; None where it is installed elsewhere."""
+    """The git revision of the checkout that this file belongs to; for an installed copy what FUSED_SWIGLU_REVISION
+    states, or None."""
+    if stated := os.environ.get("FUSED_SWIGLU_REVISION"):
+        return stated
     here = Path(__file__).resolve().parent
     top = _output("git", "-C", str(here), "rev-parse", "--show-toplevel")
     if top is None or Path(top) / "src" / here.name != here:

@@ -18,8 +18,10 @@ EAGER = "torch.eager"
 WIDE = 240
 CPU_NOTE = "Times were taken on a CPU, in an interpreter or in a model: they are no results."
 NOTES = (
-    "M1: distance in ulps from the correctly rounded exact result. M2: |out - exact| > atol + rtol |exact|.",
-    f"Ratios are to the time of {EAGER} in the same run, with a 95% interval; below 1 is faster. ? is undeclared.",
+    "M0: bits differ from the model of the declared arithmetic. M1: distance in ulps from the correctly rounded exact",
+    "result, no ulp smaller than that at 2^-8 of the outputs' RMS. M2: |out - exact| > atol + rtol |exact|, unrounded.",
+    f"Ratios are to the time of {EAGER} in the same run, round by round: the median and a 95% interval; below 1 is",
+    "faster. ? in an arithmetic is undeclared: a library chooses, or it did not run on an SM90 GPU.",
 )
 
 
@@ -47,6 +49,9 @@ def columns(rows: Iterable[Row]) -> list[Column]:
         Column("TFLOP/s", lambda row: _number(row.tflops)),
         Column("% of\npeak", lambda row: "" if row.peak is None else f"{100 * row.peak:.1f}"),
         Column(f"{'' if results else 'CPU '}time /\n{EAGER}", _ratio),
+        Column("M0", lambda row: percent(row.m0)),
+        Column("run to\nrun", lambda row: percent(row.run_to_run)),
+        Column("in a\nbatch", lambda row: percent(row.batch)),
         Column("M1>0", lambda row: percent(row.m1_gt0)),
         Column("M1>1", lambda row: percent(row.m1_gt1)),
         *(_tolerance(rtol, atol) for rtol, atol in dict.fromkeys((r, a) for row in rows for r, a, _ in row.m2 or ())),

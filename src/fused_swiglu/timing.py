@@ -203,27 +203,37 @@ _Samples = dict[str, list[float]]
 
 def _burst(runs: list[_Runs], costs: dict[str, _Cost], device: torch.device) -> tuple[_Samples, dict[str, Telemetry]]:
     """Rounds of one call each, interleaved, in bursts of `BURST_MS` after idle; microseconds a launch."""
-    round_ms = sum(costs[r.variant.key].time_us * r.count for r in runs) / 1e3
-    rounds_a_burst = max(1, min(ROUNDS, round(BURST_MS / max(round_ms, 1e-3)), BURST_CALLS // len(runs)))
-    host_us = 20 * len(runs) + sum(costs[r.variant.key].host_us or 0 for r in runs)
     shuffle = random.Random(0)
     samples = defaultdict(list)
-    for _ in range(0, ROUNDS, rounds_a_burst):
+    calls = [r for _ in range(ROUNDS) for r in shuffle.sample(runs, len(runs))]
+    while calls:
+        burst, calls = _first_burst(calls, costs)
         time.sleep(IDLE_S)
         # The GPU waits until the burst is queued, so that no event pair times the host; its clock rises meanwhile.
-        torch.cuda._sleep(int((500 + 2 * host_us * rounds_a_burst) * _SLEEP_CYCLES_A_US))
+        host_us = sum(20 + (costs[r.variant.key].host_us or 0) for r in burst)
+        torch.cuda._sleep(int((500 + 2 * host_us) * _SLEEP_CYCLES_A_US))
         pending = []
-        for _ in range(rounds_a_burst):
-            for r in shuffle.sample(runs, len(runs)):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                next(r.calls)()
-                end.record()
-                pending.append((r, start, end))
+        for r in burst:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            next(r.calls)()
+            end.record()
+            pending.append((r, start, end))
         torch.cuda.synchronize(device)
         for r, start, end in pending:
             samples[r.variant.key].append(start.elapsed_time(end) * 1e3 / r.count)
     return samples, {}
+
+
+def _first_burst(calls: list[_Runs], costs: dict[str, _Cost]) -> tuple[list[_Runs], list[_Runs]]:
+    """The calls that fit into one burst, one at least, and the rest; a burst may end in the middle of a round."""
+    spent_ms, count = 0.0, 0
+    for r in calls[:BURST_CALLS]:
+        spent_ms += costs[r.variant.key].time_us * r.count / 1e3
+        if count and spent_ms > BURST_MS:
+            break
+        count += 1
+    return calls[:count], calls[count:]
 
 
 def _sustained(

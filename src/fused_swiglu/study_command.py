@@ -1,0 +1,183 @@
+"""What the subcommands that run kernels share: options for problems, operands and kernels, and where rows go."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .cli import PROGRAM, device, integers, one_of, progress_bar
+from .errors import ArgumentError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .bench import Progress
+    from .plan import Case, Plan
+    from .results import Environment, Row
+
+    Study = Callable[[Plan, torch.device, Environment, Progress], Iterator[Row]]
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    values = integers(1)(text)
+    if len(values) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} has {len(values)} sizes; give three, M,K,N, such as 64,896,4864")
+    return values[0], values[1], values[2]
+
+
+def _seed(text: str) -> int:
+    values = integers(0)(text)
+    if len(values) > 1 or values[0] >= 2**32:
+        raise argparse.ArgumentTypeError(f"cannot take {text!r}; give one integer, less than 2^32")
+    return values[0]
+
+
+def _globs(text: str) -> list[str]:
+    return [glob for glob in text.split(",") if glob]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options for problems, operands, kernels, the device and the rows."""
+    from .inputs import FAMILIES
+    from .problem import LAYOUTS, MODELS
+
+    problem = parser.add_argument_group("problem: out[M, N] = silu(x[M, K] @ w_gate[N, K].T) * (x @ w_up[N, K].T)")
+    problem.add_argument("--model", type=one_of(MODELS), metavar="NAME", help=f"{', '.join(MODELS)}; default the first")
+    problem.add_argument("--shape", type=_shape, metavar="M,K,N", help="sizes, instead of a model")
+    problem.add_argument("--tokens", type=integers(1), nargs="+", metavar="M", help="rows of x, several; default 64")
+    problem.add_argument("--dtype", type=one_of(("bf16", "fp16")), default="bf16", metavar="NAME", help="bf16 or fp16")
+    problem.add_argument(
+        "--layout", type=one_of(LAYOUTS), default=LAYOUTS[0], metavar="NAME", help=f"of weights: {' or '.join(LAYOUTS)}"
+    )
+    operands = parser.add_argument_group("operands")
+    operands.add_argument(
+        "--inputs",
+        type=one_of(FAMILIES),
+        nargs="+",
+        metavar="FAMILY",
+        help=f"{', '.join(FAMILIES)}, several; default normal",
+    )
+    operands.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="real weights, which give K and N: a safetensors or GGUF checkpoint, or smollm2-135m",
+    )
+    operands.add_argument("--hidden", metavar="FILE", help=f"real x, from `{PROGRAM} capture`; all its tokens, or M")
+    operands.add_argument("--layer", type=integers(0), nargs="+", metavar="L", help="of FILE, several; default 0")
+    operands.add_argument("--seed", type=_seed, default=0, metavar="S", help="of drawn operands; default 0")
+    kernels = parser.add_argument_group("kernels")
+    kernels.add_argument("--kernels", type=_globs, nargs="+", default=[["*"]], metavar="GLOB", help="names, with globs")
+    kernels.add_argument(
+        "--config", nargs="+", default=[], metavar="TEXT", help="configs as rows print them, with globs, or written out"
+    )
+    kernels.add_argument("--arithmetic", nargs="+", default=[], metavar="TEXT", help="as rows print them, with globs")
+    running = parser.add_argument_group("run")
+    running.add_argument(
+        "--device",
+        type=one_of(("auto", "cpu", "cuda")),
+        default="auto",
+        metavar="NAME",
+        help="auto, cpu or cuda; auto takes a GPU if there is one",
+    )
+    running.add_argument("--out", metavar="FILE", help="append rows to this JSONL file as they are made")
+    running.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def planned(args: argparse.Namespace) -> tuple[Plan, torch.device]:
+    """What the options ask for, and where. Raises ArgumentError before any work."""
+    from .plan import plan
+
+    where = device(args.device)
+    kernels = [glob for globs in args.kernels for glob in globs]
+    return plan(list(_cases(args)), kernels, args.config, args.arithmetic, device=where), where
+
+
+def collect(args: argparse.Namespace, work: Plan, where: torch.device, study: Study) -> list[Row]:
+    """The study's rows, each also appended to --out as it comes. KeyboardInterrupt ends it: the rows so far are shown
+    and kept, and it is raised again with their number."""
+    from . import tables
+    from .results import Environment, RowFile
+
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        file = stack.enter_context(RowFile(args.out)) if args.out else None
+        environment = Environment.collect(where, args.command)
+        if file:
+            file.write(environment)
+        progress = stack.enter_context(progress_bar(args.quiet))
+        try:
+            for row in study(work, where, environment, progress):
+                rows.append(row)
+                if file:
+                    file.write(row)
+        except KeyboardInterrupt:
+            stack.close()
+            tables.show(rows)
+            raise KeyboardInterrupt(f"{len(rows)} rows kept" + (f" in {args.out}" if args.out else "")) from None
+    return rows
+
+
+def _cases(args: argparse.Namespace) -> Iterator[Case]:
+    """A case for each layer and number of tokens. Raises ArgumentError for options that do not go together."""
+    _check_combinations(args)
+    for layer in _flat(args.layer or [[0]]):
+        for family in dict.fromkeys(args.inputs or ["normal"]):
+            yield from _layer_cases(args, layer, family)
+
+
+def _check_combinations(args: argparse.Namespace) -> None:
+    given = [f"--{name}" for name in ("model", "shape", "weights") if getattr(args, name) is not None]
+    if len(given) > 1:
+        raise ArgumentError(given[1][2:], f"given with {given[0]}, and each sets K and N", "leave one of them out")
+    if args.shape and args.tokens:
+        raise ArgumentError("tokens", "given with --shape, which has its own M", "leave one of them out")
+    if args.layer and not (args.weights or args.hidden):
+        raise ArgumentError("layer", "given without a file", "add --weights FILE or --hidden FILE")
+    if args.inputs and args.weights and args.hidden:
+        raise ArgumentError("inputs", "nothing is drawn with both --weights and --hidden", "leave one of them out")
+
+
+def _layer_cases(args: argparse.Namespace, layer: int, family: str) -> Iterator[Case]:
+    from .checkpoints import load_hidden, load_projections
+    from .plan import Case
+    from .problem import DTYPES, MODELS, Problem
+
+    dtype = DTYPES[args.dtype]
+    weights = load_projections(args.weights, layer, dtype=dtype) if args.weights else None
+    hidden = load_hidden(args.hidden, layer, dtype=dtype) if args.hidden else None
+    if weights is not None:
+        n, k = weights.gate.shape
+    else:
+        k, n = args.shape[1:] if args.shape else MODELS[args.model or next(iter(MODELS))]
+    if hidden is not None and hidden.shape[1] != k:
+        wrong = f"{args.hidden} has k = {hidden.shape[1]}, the weights have {k}"
+        raise ArgumentError("hidden", wrong, "capture it from the model that the weights are of")
+    bias = weights is not None and weights.bias_gate is not None
+    for m in _tokens(args, hidden):
+        problem = Problem(m, n, k, dtype=args.dtype, layout=args.layout, bias=bias)
+        x = None if hidden is None else hidden[:m]
+        yield Case(problem, family, x, weights, _source(args, layer, family))
+
+
+def _tokens(args: argparse.Namespace, hidden: torch.Tensor | None) -> list[int]:
+    asked = [args.shape[0]] if args.shape else _flat(args.tokens or [])
+    if hidden is None:
+        return asked or [64]
+    if asked and max(asked) > len(hidden):
+        wrong = f"{max(asked)} asked for, {args.hidden} holds {len(hidden)}"
+        raise ArgumentError("shape" if args.shape else "tokens", wrong, "take fewer, or capture a longer text")
+    return asked or [len(hidden)]
+
+
+def _source(args: argparse.Namespace, layer: int, family: str) -> str:
+    """What a row calls its operands: the weights, then x where it comes from elsewhere."""
+    weights = f"weights:{Path(args.weights).name}:layer{layer}" if args.weights else family
+    x = f"hidden:{Path(args.hidden).name}" + ("" if args.weights else f":layer{layer}") if args.hidden else family
+    return weights if x == weights else f"{weights}+{x}"
+
+
+def _flat(lists: list[list[int]]) -> list[int]:
+    return list(dict.fromkeys(value for values in lists for value in values))
