@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -113,6 +114,20 @@ def products(operands: Operands) -> torch.Tensor:
     return operands.out.copy_(operands.x.double() @ weights.T)
 
 
+_calls = itertools.count()
+
+
+def changes(operands: Operands) -> torch.Tensor:
+    """One word is another at each run."""
+    out = good(operands)
+    out[0, 0] = next(_calls)
+    return out
+
+
+def depends_on_m(operands: Operands) -> torch.Tensor:
+    return good(operands).mul_(1 + len(operands.x) % 2)
+
+
 def of_another_shape(operands: Operands) -> torch.Tensor:
     return operands.out[:, :-1]
 
@@ -133,6 +148,8 @@ def kernels() -> Iterator[None]:
         FakeKernel("fake.shape", of_another_shape),
         TiledKernel("tiled.good", good),
         FakeKernel("stop.here", interrupted),
+        FakeKernel("odd.changes", changes),
+        FakeKernel("odd.batch", depends_on_m),
     ):
         registry.register(kernel)
     yield
