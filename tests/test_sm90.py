@@ -66,7 +66,7 @@ def slow_dot(a: list[float], b: list[float], rule: Step) -> float:
 def toward_zero(total: int, exponent: int, kept: int) -> float:
     size = abs(total)
     drop = max(size.bit_length() - 1 - kept, -149 - exponent, 0)
-    return (1 if total >= 0 else -1) * float(size >> drop) * 2.0 ** (exponent + drop)
+    return (1 if total >= 0 else -1) * float(size >> drop) * 2.0 ** (exponent + drop) + 0.0
 
 
 @given(name=st.sampled_from(sorted(TYPES)), k=st.integers(1, 70), seed=st.integers(0, 2**32 - 1), sparse=st.booleans())

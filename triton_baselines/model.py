@@ -91,13 +91,14 @@ def _shifted(magnitude, LEFT: tl.constexpr, right):
 
 @triton.jit
 def _toward_zero(value, CUT: tl.constexpr):
-    """fp64 to fp32, toward zero, its last bits CUT away; subnormals kept, beyond fp32 an infinity."""
+    """fp64 to fp32, toward zero, its last bits CUT away; subnormals kept, a zero is +0, beyond fp32 an infinity."""
     near = value.to(tl.float32)
     bits = near.to(tl.int32, bitcast=True)
     size = tl.abs(value)
     too_far = (tl.abs(near).to(tl.float64) > size) & (size < 3.402823669209385e38)
     bits = tl.where(too_far, bits - 1, bits)
-    return (bits & CUT).to(tl.float32, bitcast=True)
+    bits = tl.where((bits & 0x7FFFFFFF) == 0, 0, bits & CUT)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["size"])

@@ -72,6 +72,7 @@ def _ieee(y: F32, z: F32, bounded: bool) -> F32:
         quotient = y / _scaled_divisor(np.maximum(z, lowest))  # maximum passes NaN on
         return np.where(z >= HIGHEST, y, quotient * scale)
     quotient = np.divide(np.fmax(y, lowest), _scaled_divisor(np.fmax(z, lowest)), dtype=np.float32)
+    quotient = quotient + _f(0)  # -0 / b is +0: that is what a corrected reciprocal gives
     # y * 0 is NaN for an infinite gate, and makes silu(-inf) NaN as torch has it.
     return np.where(z < HIGHEST, fma(quotient, np.full_like(y, scale), y * _f(0)), y)
 

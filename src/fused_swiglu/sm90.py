@@ -190,7 +190,7 @@ def _block(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) ->
             np.multiply(term, b.value[k], out=term)
             np.trunc(term, out=term)
             np.add(total, term, out=total)
-        acc = _toward_zero((total + 0.0) / scale, rule.kept)  # a sum that is zero is +0
+        acc = _toward_zero(total / scale, rule.kept)
         overflow = (np.abs(acc) >= 2.0**128) & (special == 0)
         if overflow.any():
             special[overflow] = np.copysign(np.inf, acc[overflow])
@@ -210,12 +210,12 @@ def _raise_to_zero_terms(exponent: NDArray[np.int16], a: NDArray[np.int16], b: N
 
 
 def _toward_zero(value: NDArray[np.float64], kept: int) -> NDArray[np.float64]:
-    """To fp32 with `kept` fraction bits, toward zero; subnormals kept; what is cut down to zero keeps its sign."""
+    """To fp32 with `kept` fraction bits, toward zero; subnormals kept; a zero is +0, also one cut down from below."""
     rounded = (value.view(np.int64) & ~((1 << (52 - kept)) - 1)).view(np.float64)
     tiny = np.abs(value) < 2.0**-126
     if tiny.any():
         rounded[tiny] = np.trunc(value[tiny] * 2.0**149) * 2.0**-149
-    return rounded
+    return rounded + 0.0
 
 
 def _add_special(special: NDArray[np.float64], a: _Matrix, b: _Matrix, block: range) -> None:
