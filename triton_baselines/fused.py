@@ -52,7 +52,7 @@ CONFIGS = (
 
 def best_guess(problem: Problem) -> FusedConfig:
     """By measurements on an H200: tiles as large as still keep most multiprocessors busy."""
-    if problem.m > 256:
+    if problem.m > 256 and programs_for(problem.m, problem.n, LARGE.bm, LARGE.bn, 100) == 100:
         return LARGE
     return WIDE if problem.m <= 64 and problem.n >= 128 * 132 else SMALL
 
