@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fused_swiglu import ArgumentError, Arithmetic, Operands, Problem, Weights, get_kernel
+from fused_swiglu import ArgumentError, Arithmetic, Operands, Problem, Weights, get_kernel, problem_of
 from fused_swiglu.bounds import error_bound, within_bound
 from fused_swiglu.inputs import make_inputs, make_out
 from fused_swiglu.reference import exact, twin
@@ -81,6 +81,54 @@ def test_every_config_agrees_with_the_twin_on_small_integers(name, data, problem
     torch.testing.assert_close(out, wanted, rtol=torch.finfo(out.dtype).eps, atol=1e-30)
 
 
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_outputs_are_the_twins_but_for_ties(name, dtype):
+    """A truncating store, or a rounding that is not declared, would change a third of them or more."""
+    problem = Problem(64, 96, 128, dtype=dtype)
+    inputs = make_inputs(problem, "normal", 4)
+    out, compiled = run(name, problem, inputs)
+    wanted = twin(inputs.x, inputs.weights, problem.activation, rounds=compiled.arithmetic.rounds)
+    assert float((out != wanted).float().mean()) < 0.01
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_does_not_matter(default):
+    problem = Problem(20, 24, 32)
+    wanted = make_inputs(problem, "normal", 4)
+    out, _ = run("triton.fused", problem, wanted)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        inputs = make_inputs(problem, "normal", 4)
+        again, _ = run("triton.fused", problem, inputs)
+    finally:
+        torch.set_default_dtype(before)
+    assert_bits_equal(inputs.x, wanted.x)
+    assert_bits_equal(again, out)
+
+
+@pytest.mark.parametrize("name", ["triton.fused", "triton.unfused"])
+def test_single_rows_of_stacked_weights_with_padding(name):
+    padded = torch.full((2, 24), torch.nan, dtype=torch.bfloat16)[:, :16]
+    padded.copy_(torch.randn(2, 16, generator=torch.Generator().manual_seed(0)))
+    x = torch.ones(3, 16).bfloat16()
+    weights = Weights.from_stacked(padded)
+    problem = problem_of(x, weights)
+    assert problem.gate_stride == 24
+    out, compiled = run(name, problem, type(make_inputs(problem, "normal", 0))(x, weights))
+    check_bound(out, compiled, problem, type(make_inputs(problem, "normal", 0))(x, weights))
+
+
+@pytest.mark.parametrize("change", ["memory=disk", "group=0", "warps=3", "stages=0", "bm=100", "bm=512"])
+def test_configs_that_no_gpu_could_run_are_refused(change):
+    kernel, problem = get_kernel("triton.fused"), Problem(8, 16, 16)
+    config, arithmetic = next(iter(kernel.defaults(problem, CPU)))
+    pairs = dict(pair.split("=") for pair in str(config).split(",")) | dict([change.split("=")])
+    wrong = kernel.config_type.parse(",".join(f"{name}={value}" for name, value in pairs.items()))
+    assert "takes" in (kernel.why_not(problem, wrong, arithmetic, CPU) or "")
+
+
 @pytest.mark.parametrize("name", ["triton.fused", "triton.unfused"])
 def test_an_output_that_encodes_its_column_comes_out_in_its_column(name):
     """up = column + 1, gate large enough that silu is the identity: gate/up swaps and shifted stores show."""
@@ -124,7 +172,7 @@ def test_nan_and_infinity_reach_their_own_rows_and_columns_only(name):
 
 @pytest.mark.parametrize("name", ["triton.fused", "triton.unfused"])
 @pytest.mark.parametrize("recipe", ["ieee", "ex2"])
-@pytest.mark.parametrize("gate", [-87.5, 89.0, -8.0, -120.0, -0.0])
+@pytest.mark.parametrize("gate", [-87.5, -88.0, -88.5, 89.0, -8.0, -120.0, -0.0])
 def test_the_tails_of_silu(name, recipe, gate):
     """A fast division loses -87.5, exp/(1+exp) loses 89, 1 - sigmoid in bf16 loses -8."""
     problem = Problem(1, 1, 2)

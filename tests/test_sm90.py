@@ -155,10 +155,34 @@ def test_an_overflow_stays_though_the_next_steps_would_bring_it_back():
     assert accumulate(a, b)[0, 0] == np.inf
 
 
+def test_an_infinite_product_decides_before_finite_ones_overflow():
+    """As an H200 has it: seen on random bits."""
+    a = torch.tensor([[2.0**127, -torch.inf] + [0.0] * 30]).bfloat16()
+    b = torch.tensor([[4.0, 1.0] + [1.0] * 30]).bfloat16()
+    assert accumulate(a, b)[0, 0] == -np.inf
+    assert float(model.accumulate(a, b)) == -np.inf
+    later = torch.cat((torch.full((1, 16), 3e38), torch.full((1, 16), -torch.inf)), 1).bfloat16()
+    four = torch.full((1, 32), 4.0).bfloat16()
+    assert np.isnan(accumulate(later, four)[0, 0])
+    assert float(model.accumulate(later, four)) != float(model.accumulate(later, four))
+
+
+def test_nothing_to_add():
+    a, b = torch.zeros(2, 0).bfloat16(), torch.zeros(3, 0).bfloat16()
+    assert accumulate(a, b).tolist() == [[0.0] * 3] * 2
+    c = np.ones((2, 3), np.float32)
+    assert np.array_equal(accumulate(a, b, c=c), c)
+    assert accumulate(torch.zeros(0, 4).bfloat16(), torch.zeros(3, 4).bfloat16()).shape == (0, 3)
+
+
 def test_bad_operands_are_named():
     a = torch.zeros(2, 3, dtype=torch.bfloat16)
     for left, right in ((a.float(), a.float()), (a, a.half()), (a, a[:, :2]), (a[0], a)):
         with pytest.raises(ArgumentError, match="a, b"):
             accumulate(left, right)
+    c = np.zeros((2, 2), np.float32)
+    for wrong in ({"split_k": 0}, {"split_k": 2, "c": c}, {"c": c[:1]}, {"c": c.astype(np.float64)}):
+        with pytest.raises(ArgumentError, match=r"^(split_k|c): "):
+            accumulate(a, a, **wrong)
     with pytest.raises(ArgumentError, match="incomplete"):
         execute(Arithmetic("undeclared"), a, Weights(a, a))

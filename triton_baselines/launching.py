@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fused_swiglu import DTYPES, UNDECLARED, Arithmetic, Bound, Compiled, Config, Kernel, Operands, Problem
+from fused_swiglu import DTYPES, UNDECLARED, Arithmetic, Bound, Compiled, Config, Kernel, Operands, Problem, Weights
 from fused_swiglu.operands import check_fit
 from fused_swiglu.problem import ACTIVATIONS
 
@@ -85,6 +86,9 @@ class _BoundLaunches(Bound):
         return self.out
 
 
+_INTERPRETING = threading.Lock()  # Triton's interpreter keeps its state in globals
+
+
 @dataclass(slots=True)
 class _BoundInterpreted(Bound):
     """Runs on fp32 copies, and rounds what each launch wrote to the output dtype, as the kernel does on a GPU."""
@@ -98,7 +102,7 @@ class _BoundInterpreted(Bound):
         wide.x.copy_(real.x)
         wide.weights.gate.copy_(real.weights.gate)
         wide.weights.up.copy_(real.weights.up)
-        with np.errstate(all="ignore"):  # a GPU does not warn of overflow and NaN either
+        with _INTERPRETING, np.errstate(all="ignore"):  # a GPU does not warn of overflow and NaN either
             for launch in self.launches:
                 launch()
                 launch.writes.copy_(launch.writes.to(real.out.dtype))
@@ -118,12 +122,7 @@ class _CompiledLaunches(Compiled):
         device_type = "cpu" if self.ran_on == "interpreter" else "cuda"
         check_fit(self.problem, operands, self.kernel.output_shape(self.problem), device_type)
         if self.ran_on == "interpreter":
-            weights = operands.weights
-            wide = Operands(
-                x=_wide_like(operands.x),
-                weights=replace(weights, gate=_wide_like(weights.gate), up=_wide_like(weights.up)),
-                out=_wide_like(operands.out),
-            )
+            wide = Operands(_wide_like(operands.x), _wide_weights(operands.weights), _wide_like(operands.out))
             return _BoundInterpreted(self._launches(wide), operands, wide)
         launches = self._launches(operands)
         for launch in launches:
@@ -151,8 +150,12 @@ class TritonKernel(Kernel):
         if reason := super().why_not(problem, config, arithmetic, device):
             return reason
         sizes = (config.bm, config.bn, config.bk)
-        if config.bm < 64 or min(sizes) < 16 or any(size & (size - 1) for size in sizes):
-            return "takes tiles of powers of two, bm from 64 (a wgmma) and bn, bk from 16"
+        if config.bm < 64 or min(sizes) < 16 or max(sizes) > 256 or any(size & (size - 1) for size in sizes):
+            return "takes tiles of powers of two up to 256, bm from 64 (a wgmma) and bn, bk from 16"
+        if config.warps not in (4, 8, 16) or config.stages < 1 or config.group < 1:
+            return "takes 4, 8 or 16 warps, at least 1 stage and groups of at least 1 row"
+        if config.memory not in ("tma", "pointer"):
+            return f"takes memory=tma or memory=pointer, not {config.memory!r}"
         if config.memory == "tma" and (reason := self.no_tma(problem)):
             return f"memory=tma {reason}: choose memory=pointer"
         if device.type == "cuda":
@@ -182,8 +185,16 @@ class TritonKernel(Kernel):
         return _CompiledLaunches(self, problem, config, arithmetic, sms)
 
 
+def _wide_weights(weights: Weights) -> Weights:
+    """Wide like both halves; of one tensor where they are."""
+    stacked = weights.stacked
+    if stacked is not None:
+        return Weights.from_stacked(_wide_like(stacked))
+    return Weights(_wide_like(weights.gate), _wide_like(weights.up))
+
+
 def _wide_like(tensor: torch.Tensor) -> torch.Tensor:
     """An fp32 tensor of the same shape and strides, filled with NaN."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    storage = torch.full((max(span, 0),), float("nan"))
+    storage = torch.full((max(span, 0),), torch.nan, dtype=torch.float32, device=tensor.device)
     return storage.as_strided(tensor.shape, tensor.stride())

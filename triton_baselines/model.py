@@ -31,7 +31,7 @@ _ROWS_AT_ONCE = 2**28  # fp32 accumulators held at a time: 1 GiB for gate, as mu
 def _chain(
     a_significand, a_exponent, b_significand, b_exponent, out, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, PRODUCTS: tl.constexpr, FRACTION: tl.constexpr, CUT: tl.constexpr,
-    PRODUCT_FRACTION: tl.constexpr,
+    PRODUCT_FRACTION: tl.constexpr, SPECIAL: tl.constexpr,
 ):  # fmt: skip
     """out[M, N]: fp32 accumulators, from operands split into integers and transposed to [K, M] and [K, N]."""
     tiles_n = (N + BN - 1) // BN
@@ -51,6 +51,8 @@ def _chain(
             ea = tl.load(a_exponent + (k0 + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
             eb = tl.load(b_exponent + (k0 + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
             e = ea[:, None] + eb[None, :]
+            if SPECIAL:
+                e = tl.where(_is_special(e), _NO_EXPONENT, e)
             largest = tl.maximum(largest, e)
             smallest = tl.minimum(smallest, e)
         # A product that is zero takes part with an exponent of its own.
@@ -60,13 +62,19 @@ def _chain(
         # Two halves: 16 products of nearly 2^27 each would not fit into 32 bits.
         low = tl.where(bits < 0, -term, term)
         high = tl.full((BM, BN), 0, tl.int32)
+        special = tl.full((BM, BN), 0.0, tl.float32)
         for i in tl.static_range(PRODUCTS):
             ea = tl.load(a_exponent + (k0 + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
             eb = tl.load(b_exponent + (k0 + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
             sa = tl.load(a_significand + (k0 + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
             sb = tl.load(b_significand + (k0 + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
             product = sa[:, None] * sb[None, :]
-            term = _shifted(tl.abs(product), FRACTION - PRODUCT_FRACTION, largest - (ea[:, None] + eb[None, :]))
+            e = ea[:, None] + eb[None, :]
+            if SPECIAL:
+                special += tl.where(_is_special(e), _special_product(e, product), 0.0)
+                product = tl.where(_is_special(e), 0, product)
+                e = tl.where(_is_special(e), _NO_EXPONENT, e)
+            term = _shifted(tl.abs(product), FRACTION - PRODUCT_FRACTION, largest - e)
             term = tl.where(product < 0, -term, term)
             if i % 2 == 0:
                 low += term
@@ -75,9 +83,29 @@ def _chain(
         total = (low.to(tl.int64) + high.to(tl.int64)).to(tl.float64)
         scale = ((largest.to(tl.int64) + (1023 - FRACTION)) << 52).to(tl.float64, bitcast=True)
         new = _toward_zero(total * scale, CUT)
-        acc = tl.where(biased == 255, acc, new)  # an overflow stays
+        new = tl.where(biased == 255, acc, new)  # an infinity stays
+        if SPECIAL:
+            met = tl.where(biased == 255, acc + special, special)
+            new = tl.where(special == 0.0, new, met)
+        acc = new
     at = out + rows.to(tl.int64)[:, None] * N + columns[None, :]
     tl.store(at, acc, mask=in_rows[:, None] & in_columns[None, :])
+
+
+# Exponents that say what an operand is that is not finite: sums of two tell all products apart.
+INFINITY, NAN = 5_000, 25_000
+
+
+@triton.jit
+def _is_special(exponent):
+    """Whether a product with this sum of exponents is infinite or NaN; inf * 0 lies at -5000."""
+    return (exponent > 4_000) | ((exponent > -6_000) & (exponent < -4_000))
+
+
+@triton.jit
+def _special_product(exponent, product):
+    infinite = (exponent > 0) & (exponent < 14_000)
+    return tl.where(infinite, tl.where(product < 0, float("-inf"), float("inf")), float("nan"))
 
 
 @triton.jit
@@ -114,15 +142,19 @@ class _Split:
 
     significand: torch.Tensor
     exponent: torch.Tensor
+    special: bool
 
 
 def _split(operand: torch.Tensor, rule: Step) -> _Split:
-    value = torch.nan_to_num(operand.float(), nan=0.0, posinf=0.0, neginf=0.0).T
-    value = torch.nn.functional.pad(value, (0, 0, 0, -value.shape[0] % rule.products))
+    given = operand.float().T
+    given = torch.nn.functional.pad(given, (0, 0, 0, -given.shape[0] % rule.products))
+    value = torch.where(given.isfinite(), given, 0.0)
     exponent = (torch.frexp(value).exponent - 1).clamp(min=rule.min_exponent)
-    significand = torch.ldexp(value.double(), rule.digits - exponent).to(torch.int16)
-    exponent = exponent.masked_fill(value == 0, NO_EXPONENT).to(torch.int16)
-    return _Split(significand.contiguous(), exponent.contiguous())
+    significand = torch.ldexp(value.double(), rule.digits - exponent)
+    significand = torch.where(given.isinf(), given.sign(), significand).to(torch.int16)
+    exponent = exponent.masked_fill(value == 0, NO_EXPONENT)
+    exponent = exponent.masked_fill(given.isinf(), INFINITY).masked_fill(given.isnan(), NAN).to(torch.int16)
+    return _Split(significand.contiguous(), exponent.contiguous(), not bool(given.isfinite().all()))
 
 
 def accumulate(a: torch.Tensor, b: torch.Tensor, *, split_k: int = 1) -> torch.Tensor:
@@ -133,8 +165,10 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, *, split_k: int = 1) -> torch.T
     name = next((name for name, dtype in DTYPES.items() if dtype == a.dtype), "")
     if name not in STEPS or b.dtype != a.dtype:
         raise ArgumentError("a, b", f"have dtypes {a.dtype} and {b.dtype}", f"give both as one of {', '.join(STEPS)}")
+    if split_k < 1:
+        raise ArgumentError("split_k", f"{split_k}", "give 1 or more")
     rule, k = STEPS[name], a.shape[1]
-    part = max(-(-k // (64 * split_k)) * 64, 1)
+    part = max(-(-k // (64 * split_k)) * 64, 64)
     chains = [
         _one_chain(a[:, start : start + part], b[:, start : start + part], rule) for start in range(0, max(k, 1), part)
     ]
@@ -153,15 +187,10 @@ def _one_chain(a: torch.Tensor, b: torch.Tensor, rule: Step) -> torch.Tensor:
         _here(a.device)._chain[(programs,)](
             left.significand, left.exponent, right.significand, right.exponent, out, a.shape[0], b.shape[0],
             left.exponent.shape[0], BM=bm, BN=bn, PRODUCTS=rule.products, FRACTION=rule.fraction,
-            PRODUCT_FRACTION=2 * rule.digits, CUT=-(1 << (23 - rule.kept)), num_warps=4,
+            PRODUCT_FRACTION=2 * rule.digits, CUT=-(1 << (23 - rule.kept)),
+            SPECIAL=left.special or right.special, num_warps=4,
         )  # fmt: skip
-    wide = a.float(), b.float()
-    if all(bool(t.isfinite().all()) for t in wide):
-        return out
-    # Signs in place of finite values: the sums are then special exactly where the products or their sums are.
-    signs = [torch.where(t.isfinite(), t.sign(), t) for t in wide]
-    special = signs[0] @ signs[1].T
-    return torch.where(special.isfinite(), out, special + torch.where(out.isinf(), out, 0.0))
+    return out
 
 
 def execute(

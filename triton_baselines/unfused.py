@@ -108,7 +108,7 @@ class Unfused(TritonKernel):
         if stacked is None:
             halves = (weights.gate, p.gate_stride, both[:, : p.n]), (weights.up, p.up_stride, both[:, p.n :])
         else:
-            halves = ((stacked, p.gate_stride, both),)
+            halves = ((stacked, stacked.stride(0), both),)
         for w, stride, product in halves:
             yield self._gemm(p, config, operands.x, w, stride, product, both, sms)
         rows, columns = -(-p.m // ROWS), -(-p.n // COLUMNS)

@@ -33,16 +33,22 @@ def error_bound(
     unit = torch.finfo(dtype).eps / 2
     tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # half an ulp among the subnormals, and more
 
+    def rounded(name: str, value: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        """Rounding may also overflow, and then anything can follow."""
+        if name not in rounds:
+            return bound
+        bound = bound + (value.abs() + bound) * unit + tiny
+        return torch.where(value.abs() + bound >= torch.finfo(dtype).max, torch.inf, bound)
+
     def accumulated(name: str, w: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         left, right = x.double(), w.double()
         value = left @ right.T
         bound = torch.outer(left.norm(dim=1), right.norm(dim=1)) * (x.shape[1] * 2 * _FP32)
+        bound += x.shape[1] * 2.0**-149  # products and sums may be cut to subnormals
         if bias is not None:
             value = value + bias.double()
             bound += value.abs() * _FP32
-        if name in rounds:
-            bound += (value.abs() + bound) * unit + tiny
-        return value, bound
+        return value, rounded(name, value, bound)
 
     gate, gate_bound = accumulated("gate", weights.gate, weights.bias_gate)
     up, up_bound = accumulated("up", weights.up, weights.bias_up)
@@ -53,11 +59,12 @@ def error_bound(
         slope = torch.maximum(slope, act.derivative(nearest).abs())
     approximate = {"tanh": gate.abs().clamp(min=1) * 2.0**-10, "poly3": activated.abs() * 2.0**-12}
     act_bound = slope * gate_bound + approximate.get(recipe, activated.abs() * (128 * _FP32)) + 2.0**-120
-    if "act" in rounds:
-        act_bound += (activated.abs() + act_bound) * unit + tiny
+    act_bound = rounded("act", activated, act_bound)
     out = activated * up
     bound = act_bound * (up.abs() + up_bound) + activated.abs() * up_bound
-    return bound + (out.abs() + bound) * unit + tiny
+    bound = bound + (out.abs() + bound) * unit + tiny
+    lost = gate_bound.isinf() | up_bound.isinf() | act_bound.isinf()
+    return torch.where(lost, torch.inf, bound)
 
 
 def within_bound(out: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
@@ -65,4 +72,4 @@ def within_bound(out: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) ->
     the bound reaches beyond the largest number."""
     error = (out.double() - exact).abs()
     overflows = round_to(exact.abs() + bound, out.dtype).isinf() & out.isinf() & (out.sign() == exact.sign())
-    return (error <= bound) | overflows
+    return (error <= bound) | overflows | bound.isinf()

@@ -117,12 +117,12 @@ def _fill(matrix: Tensor, draw: Draw, generator: torch.Generator) -> None:
 def _bias(problem: Problem, family: str, generator: torch.Generator) -> Tensor:
     if family == "integers":
         return torch.randint(-_BIAS, _BIAS + 1, (problem.n,), generator=generator, device=generator.device)
-    return 0.5 * torch.randn(problem.n, generator=generator, device=generator.device)
+    return 0.5 * torch.randn(problem.n, generator=generator, dtype=torch.float32, device=generator.device)
 
 
 def _normal(problem: Problem, common: torch.Generator) -> tuple[Draw, Draw, Draw]:
     def draw(sigma: float) -> Draw:
-        return lambda rows, g: torch.randn(rows, problem.k, generator=g, device=g.device) * sigma
+        return lambda rows, g: torch.randn(rows, problem.k, generator=g, dtype=torch.float32, device=g.device) * sigma
 
     return draw(1), draw(0.02), draw(0.02)
 
@@ -133,18 +133,18 @@ def _outliers(problem: Problem, common: torch.Generator) -> tuple[Draw, Draw, Dr
     k, device = problem.k, common.device
     count = math.ceil(k / 512)
     channels = torch.randperm(k, generator=common, device=device)[:count]
-    sizes = 30 * (100 / 30) ** torch.rand(count, generator=common, device=device)
+    sizes = 30 * (100 / 30) ** torch.rand(count, generator=common, dtype=torch.float32, device=device)
 
     def x(rows: int, g: torch.Generator) -> Tensor:
-        values = torch.randn(rows, k, generator=g, device=device)
-        massive = torch.rand(rows, 1, generator=g, device=device) < 1 / 64
+        values = torch.randn(rows, k, generator=g, dtype=torch.float32, device=device)
+        massive = torch.rand(rows, 1, generator=g, dtype=torch.float32, device=device) < 1 / 64
         values[:, channels] *= sizes * torch.where(massive, 8, 1)
         return values
 
     def w(rows: int, g: torch.Generator) -> Tensor:
         # A normal whose scale is log-normal, of variance 0.02^2; kurtosis 3 exp(4 * 0.25^2) = 3.85.
-        spread = torch.randn(rows, k, generator=g, device=device).mul_(0.25).sub_(0.25**2).exp_()
-        return spread.mul_(torch.randn(rows, k, generator=g, device=device)).mul_(0.02)
+        spread = torch.randn(rows, k, generator=g, dtype=torch.float32, device=device).mul_(0.25).sub_(0.25**2).exp_()
+        return spread.mul_(torch.randn(rows, k, generator=g, dtype=torch.float32, device=device)).mul_(0.02)
 
     return x, w, w
 
@@ -168,7 +168,7 @@ def _integers(problem: Problem, common: torch.Generator) -> tuple[Draw, Draw, Dr
         values = torch.randint(low, largest + 1, shape, generator=g, device=g.device, dtype=torch.float32)
         if width > 1:
             values = 2 * values - 1
-        return torch.zeros(rows, k, device=g.device).scatter_(1, places, values)
+        return torch.zeros(rows, k, dtype=torch.float32, device=g.device).scatter_(1, places, values)
 
     return x, w, w
 
@@ -190,7 +190,7 @@ def _wide(problem: Problem, common: torch.Generator) -> tuple[Draw, Draw, Draw]:
 
         def rows_of(rows: int, g: torch.Generator) -> Tensor:
             exponents = torch.randint(bottom, top + 1, (rows, k), generator=g, device=device)
-            values = torch.rand(rows, k, generator=g, device=device).add_(1)
+            values = torch.rand(rows, k, generator=g, dtype=torch.float32, device=device).add_(1)
             signs = torch.randint(0, 2, (rows, k), generator=g, device=device).mul_(2).sub_(1)
             return torch.ldexp(values, exponents).mul_(signs)
 

@@ -92,8 +92,8 @@ def problem_of(
         layout="separate" if weights.stacked is None else "stacked",
         bias=weights.bias_gate is not None or weights.bias_up is not None,
         x_stride=_row_stride(x),
-        gate_stride=_row_stride(weights.gate),
-        up_stride=_row_stride(weights.up),
+        gate_stride=weights.gate.stride(0) if weights.stacked is not None else _row_stride(weights.gate),
+        up_stride=weights.up.stride(0) if weights.stacked is not None else _row_stride(weights.up),
         out_stride=0 if out is None else _row_stride(out),
         alignment=address_alignment(*named.values()),
     )
@@ -118,6 +118,8 @@ def check_fit(problem: Problem, operands: Operands, out_shape: tuple[int, int], 
         if tensor.device.type != device_type or tensor.device != operands.x.device:
             raise ArgumentError(name, f"is on {tensor.device}", f"move it to x's device, a {device_type}")
         rows, columns = shape
+        if name.startswith("w_") and problem.layout == "stacked":
+            rows += 1  # of one matrix with the other half: the distance matters also for a single row each
         if (rows > 1 and tensor.stride(0) != stride) or (columns > 1 and tensor.stride(1) != 1):
             raise ArgumentError(name, f"has strides {tensor.stride()}", f"the kernel was built for ({stride}, 1)")
     if address_alignment(*(tensor for tensor, *_ in named.values())) < problem.row_alignment:

@@ -116,7 +116,7 @@ class _Choice:
             return [Candidate(name, kernel, *pair) for pair in self._pairs(kernel, problem)]
         except ModuleNotFoundError as error:
             return [Candidate(name, missing=error.name)]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return [Candidate(name, error=first_line(error))]
 
     def _pairs(self, kernel: Kernel, problem: Problem) -> list[tuple[Config, Arithmetic]]:
@@ -177,6 +177,6 @@ class _Choice:
                 raise ArgumentError("arithmetic", f"no chosen kernel offers {text!r}", remedy)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

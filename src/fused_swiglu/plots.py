@@ -31,7 +31,15 @@ def check_plot(path: str | PathLike[str]) -> None:
 def plot_compare(rows: Iterable[Row], path: str | PathLike[str]) -> None:
     """Saves `draw`'s figure. Raises ArgumentError where no row has a time or the path cannot be written."""
     check_plot(path)
-    draw(rows).savefig(path, dpi=150)
+    aside = Path(f"{path}.part")
+    try:
+        draw(rows).savefig(aside, dpi=150, format=Path(path).suffix[1:])
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise ArgumentError(
+            "plot", f"cannot write {str(path)!r}: {error.strerror}", "give a file that can be"
+        ) from None
 
 
 def draw(rows: Iterable[Row]) -> Figure:

@@ -69,6 +69,9 @@ class Problem:
     def __post_init__(self) -> None:
         if self.m < 0:
             raise ArgumentError("m", f"{self.m} rows", "give 0 or more")
+        for name in ("m", "n", "k"):
+            if getattr(self, name) >= 2**31:
+                raise ArgumentError(name, f"{getattr(self, name)} is too large", "give less than 2^31")
         for name in ("n", "k"):
             if getattr(self, name) < 1:
                 raise ArgumentError(name, f"{getattr(self, name)}", "give 1 or more")

@@ -136,6 +136,7 @@ class Row(_Record):
 
     @classmethod
     def _from_values(cls, values: dict[str, Any]) -> Self:
+        _check_values(values)
         try:
             return cls.from_dict({"config": None, "arithmetic": None, **values})
         except TypeError as error:
@@ -198,6 +199,23 @@ class Environment(_Record):
         return json.dumps({"environment": self.to_dict()})
 
 
+def _check_values(values: dict[str, Any]) -> None:
+    """Raises ValueError for a field that a table or figure could not show."""
+    wanted = {"kernel": str, "status": str, "m": int, "n": int, "k": int}
+    optional = {
+        "config": str, "arithmetic": str, "inputs": str, "ran_on": str, "reason": str, "regime": str, "launch": str,
+        "time_us": (int, float), "time_us_q1": (int, float), "time_us_q3": (int, float), "tflops": (int, float),
+        "peak": (int, float), "outputs": int,
+    }  # fmt: skip
+    for name, kind in (wanted | optional).items():
+        value = values.get(name)
+        if not isinstance(value, kind) and (name in wanted or value is not None):
+            raise ValueError(f"not a row: {name} is {value!r}")
+    triples = [*(values.get("ratios") or {}).values(), *(values.get("m2") or ())]
+    if any(len(triple) != 3 for triple in triples):
+        raise ValueError("not a row: ratios and m2 hold triples")
+
+
 class RowFile:
     """Appends rows and environments to a JSONL file, each written through at once: a killed run loses none.
 
@@ -208,7 +226,7 @@ class RowFile:
         self._path = Path(path)
         try:
             torn = _torn(self._path)
-            self._file = self._path.open("ab")
+            self._file = self._path.open("ab", buffering=0)  # a line is written at once, or not at all
         except OSError as error:
             raise self._unwritable(error) from None
         if torn:
@@ -220,7 +238,6 @@ class RowFile:
     def _append(self, data: bytes) -> None:
         try:
             self._file.write(data)
-            self._file.flush()
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -242,7 +259,7 @@ def _torn(path: Path) -> bool:
     if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
-        if file.read(1) != b"{":
+        if not re.match(rb'\{"(environment|kernel)": ', file.readline(100)):
             raise ArgumentError("out", f"{str(path)!r} holds something other than rows", "give another file")
         file.seek(-1, 2)
         return file.read(1) != b"\n"

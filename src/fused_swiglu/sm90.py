@@ -83,8 +83,12 @@ def accumulate(
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1]:
         raise ArgumentError("a, b", f"have shapes {tuple(a.shape)} and {tuple(b.shape)}", "give [m, k] and [n, k]")
     rule = step or STEPS[name]
+    if split_k < 1 or (c is not None and split_k > 1):
+        raise ArgumentError("split_k", f"{split_k}", "give 1 or more; with c only 1")
+    if c is not None and (c.shape != (a.shape[0], b.shape[0]) or c.dtype != np.float32):
+        raise ArgumentError("c", f"is {c.dtype} of shape {c.shape}", f"give fp32 of {(a.shape[0], b.shape[0])}")
     k = a.shape[1]
-    part = -(-k // (64 * split_k)) * 64
+    part = max(-(-k // (64 * split_k)) * 64, 64)
     result = c
     for start in range(0, max(k, 1), part):
         chain = _chain(
@@ -94,6 +98,7 @@ def accumulate(
         with np.errstate(all="ignore"):
             result = chain if result is None or split_k == 1 else result + chain
     assert result is not None
+    result[np.isnan(result)] = _NAN
     return result
 
 
@@ -167,7 +172,8 @@ def _columns(matrix: _Matrix, part: slice) -> _Matrix:
 
 def _block(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) -> NDArray[np.float32]:
     shape = a.rows, b.rows
-    acc = np.zeros(shape) if c is None else c.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        acc = np.zeros(shape) if c is None else c.astype(np.float64)
     # Infinities and NaN are carried beside the finite accumulators: a sum of them follows IEEE.
     special = np.where(np.isfinite(acc), 0.0, acc)
     acc[~np.isfinite(acc)] = 0
@@ -191,12 +197,12 @@ def _block(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) ->
             np.trunc(term, out=term)
             np.add(total, term, out=total)
         acc = _toward_zero(total / scale, rule.kept)
-        overflow = (np.abs(acc) >= 2.0**128) & (special == 0)
-        if overflow.any():
-            special[overflow] = np.copysign(np.inf, acc[overflow])
-        acc[special != 0] = 0
         if a.special is not None or b.special is not None:
             _add_special(special, a, b, block)
+        # Infinite products decide before finite ones can overflow.
+        overflow = (np.abs(acc) >= 2.0**128) & (special == 0)
+        special[overflow] = np.copysign(np.inf, acc[overflow])
+        acc[special != 0] = 0
     result = np.where(special != 0, special, acc).astype(np.float32)
     result[np.isnan(special)] = _NAN
     return result

@@ -92,6 +92,11 @@ def planned(args: argparse.Namespace) -> tuple[Plan, torch.device]:
 
     where = device(args.device)
     kernels = [glob for globs in args.kernels for glob in globs]
+    texts = {name: [getattr(args, name, None)] for name in ("out", "plot", "weights", "hidden")}
+    texts |= {"config": args.config, "arithmetic": args.arithmetic, "kernels": kernels or [""]}
+    for name, given in texts.items():
+        if "" in given:
+            raise ArgumentError(name, "is empty", "give it a value, or leave it out")
     return plan(list(_cases(args)), kernels, args.config, args.arithmetic, device=where), where
 
 
@@ -103,7 +108,7 @@ def collect(args: argparse.Namespace, work: Plan, where: torch.device, study: St
 
     rows: list[Row] = []
     with ExitStack() as stack:
-        file = stack.enter_context(RowFile(args.out)) if args.out else None
+        file = stack.enter_context(RowFile(args.out)) if args.out is not None else None
         environment = Environment.collect(where, args.command)
         if file:
             file.write(environment)
@@ -113,6 +118,10 @@ def collect(args: argparse.Namespace, work: Plan, where: torch.device, study: St
                 rows.append(row)
                 if file:
                     file.write(row)
+        except ArgumentError:
+            if rows:  # what cannot be stored can still be read
+                tables.show(rows)
+            raise
         except KeyboardInterrupt:
             stack.close()
             tables.show(rows)

@@ -231,7 +231,7 @@ def summary(rows: Iterable[Row]) -> str:
     names = sorted({_variant(row) for row in timed}, key=lambda name: (name != EAGER, name))
     lines: dict[tuple, dict[str, Row]] = {}
     for row in timed:
-        line = lines.setdefault((row.inputs, row.k, row.n, row.regime or "", row.m), {})
+        line = lines.setdefault((row.inputs or "", row.k, row.n, row.regime or "", row.m), {})
         known = line.get(_variant(row))
         if known is None or _preference(row) < _preference(known):
             line[_variant(row)] = row
@@ -249,14 +249,14 @@ def mismatches(rows: Iterable[Row]) -> str:
     lines: dict[tuple, Row] = {}
     for row in rows:
         if row.status == "ok" and row.m1_gt0 is not None:
-            lines.setdefault((row.inputs, row.k, row.m, row.kernel, row.arithmetic), row)
+            lines.setdefault((row.inputs or "", row.k, row.m, row.kernel, row.arithmetic or ""), row)
     shown = [
         Column("inputs", lambda row: row.inputs or "", numeric=False),
         Column("k", lambda row: str(row.k)),
         Column("m", lambda row: str(row.m)),
         Column("kernel", lambda row: row.kernel, numeric=False),
         *(c for c in columns(lines.values()) if c.header == "arithmetic" or c.header.startswith("M")),
-        Column("outputs", lambda row: str(row.outputs)),
+        Column("outputs", lambda row: "" if row.outputs is None else str(row.outputs)),
     ]
     made = [
         _pipes(column.header.replace("\n", " ") for column in shown),
@@ -267,7 +267,8 @@ def mismatches(rows: Iterable[Row]) -> str:
 
 
 def _variant(row: Row) -> str:
-    recipe = (row.arithmetic or "::").split(":")[1]
+    _, _, rest = (row.arithmetic or "").partition(":")
+    recipe = rest.partition(":")[0]
     return row.kernel if recipe in ("undeclared", "none", "") else f"{row.kernel} {recipe}"
 
 

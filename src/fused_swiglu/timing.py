@@ -103,8 +103,10 @@ def measure(
             failures.append((variant.key, error))
     if not usable:
         return failures
+    failed: dict[str, Exception] = {}
     if device.type == "cpu":
-        return failures + _measure_cpu(usable, costs, baselines)
+        samples = _repeat_on_cpu(usable, costs, failed)
+        return [*failures, *failed.items(), *_summaries(samples, "stream", None, baselines)]
     timer = {"burst": _burst, "sustained": _sustained}[regime]
     results = []
     for launch, group in _by_launch(usable, costs, set(baselines)).items():
@@ -113,8 +115,8 @@ def measure(
             try:
                 runs.append(_replays(variant) if launch == "graph" else _Runs(variant, _launches(variant), 1))
             except Exception as error:
-                failures.append((variant.key, error))
-        samples, telemetry = timer(runs, costs, device)
+                failed[variant.key] = error
+        samples, telemetry = timer(runs, costs, device, failed)
         for key, timing in _summaries(samples, launch, regime, baselines):
             seen = telemetry.get(key, Telemetry())
             results.append(
@@ -130,7 +132,7 @@ def measure(
                 )
             )
         del runs
-    return failures + results
+    return [*failures, *failed.items(), *results]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,9 @@ def _replays(variant: Variant) -> _Runs:
 _Samples = dict[str, list[float]]
 
 
-def _burst(runs: list[_Runs], costs: dict[str, _Cost], device: torch.device) -> tuple[_Samples, dict[str, Telemetry]]:
+def _burst(
+    runs: list[_Runs], costs: dict[str, _Cost], device: torch.device, failed: dict[str, Exception]
+) -> tuple[_Samples, dict[str, Telemetry]]:
     """Rounds of one call each, interleaved, in bursts of `BURST_MS` after idle; microseconds a launch."""
     shuffle = random.Random(0)
     samples = defaultdict(list)
@@ -216,13 +220,25 @@ def _burst(runs: list[_Runs], costs: dict[str, _Cost], device: torch.device) -> 
         for r in burst:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            next(r.calls)()
-            end.record()
-            pending.append((r, start, end))
+            if _called(r, failed):
+                end.record()
+                pending.append((r, start, end))
         torch.cuda.synchronize(device)
         for r, start, end in pending:
             samples[r.variant.key].append(start.elapsed_time(end) * 1e3 / r.count)
-    return samples, {}
+    return {key: times for key, times in samples.items() if key not in failed}, {}
+
+
+def _called(r: _Runs, failed: dict[str, Exception]) -> bool:
+    """Makes the next call, unless the variant has failed before; what it raises is noted."""
+    if r.variant.key in failed:
+        return False
+    try:
+        next(r.calls)()
+    except Exception as error:
+        failed[r.variant.key] = error
+        return False
+    return True
 
 
 def _first_burst(calls: list[_Runs], costs: dict[str, _Cost]) -> tuple[list[_Runs], list[_Runs]]:
@@ -237,17 +253,22 @@ def _first_burst(calls: list[_Runs], costs: dict[str, _Cost]) -> tuple[list[_Run
 
 
 def _sustained(
-    runs: list[_Runs], costs: dict[str, _Cost], device: torch.device
+    runs: list[_Runs], costs: dict[str, _Cost], device: torch.device, failed: dict[str, Exception]
 ) -> tuple[_Samples, dict[str, Telemetry]]:
     """Blocks of `BLOCK_S` a variant in the order A B B A; one sample a block: its last two thirds."""
     samples = defaultdict(list)
     telemetry: dict[str, Telemetry] = {}
     for _ in range(PASSES):
         for order in (runs, runs[::-1]):
-            for r in order:
-                _block(r, costs, device, BLOCK_S / 3)
-                with Sampler(device) as seen:
-                    samples[r.variant.key].append(_block(r, costs, device, BLOCK_S * 2 / 3))
+            for r in (r for r in order if r.variant.key not in failed):
+                try:
+                    _block(r, costs, device, BLOCK_S / 3)
+                    with Sampler(device) as seen:
+                        samples[r.variant.key].append(_block(r, costs, device, BLOCK_S * 2 / 3))
+                except Exception as error:
+                    failed[r.variant.key] = error
+                    samples.pop(r.variant.key, None)
+                    continue
                 total = telemetry.setdefault(r.variant.key, Telemetry())
                 total.sm_mhz += seen.sm_mhz
                 total.power_w += seen.power_w
@@ -274,16 +295,20 @@ def _block(r: _Runs, costs: dict[str, _Cost], device: torch.device, seconds: flo
     return marks[0].elapsed_time(marks[-1]) * 1e3 / (batch * r.count * (len(marks) - 1))
 
 
-def _measure_cpu(
-    variants: list[Variant], costs: dict[str, _Cost], baselines: Iterable[str]
-) -> list[tuple[str, Timing | Exception]]:
+def _repeat_on_cpu(variants: list[Variant], costs: dict[str, _Cost], failed: dict[str, Exception]) -> _Samples:
     """Rounds of one run each; a slow variant takes part in fewer. For orientation only."""
     samples = defaultdict(list)
     for i in range(10):
         for variant in variants:
-            if i == 0 or (i + 1) * costs[variant.key].time_us < CPU_SECONDS * 1e6:
+            slow = i > 0 and (i + 1) * costs[variant.key].time_us >= CPU_SECONDS * 1e6
+            if slow or variant.key in failed:
+                continue
+            try:
                 samples[variant.key].append(_estimate(variant, torch.device("cpu")).time_us)
-    return list(_summaries(samples, "stream", None, baselines))
+            except Exception as error:
+                failed[variant.key] = error
+                samples.pop(variant.key, None)
+    return samples
 
 
 def _summaries(
@@ -330,7 +355,7 @@ def ceilings(device: torch.device) -> Ceilings | None:
     for key, bound in bounds.items():
         variant = Variant(key, [bound])
         costs = {key: _estimate(variant, device)}
-        samples, _ = _burst([_Runs(variant, _launches(variant), 1)], costs, device)
+        samples, _ = _burst([_Runs(variant, _launches(variant), 1)], costs, device, {})
         best[key] = float(np.median(samples[key]))
     return Ceilings(2 * 8192**3 / best["mm|"] / 1e6, data.nbytes / best["read|"] / 1e3)
 
