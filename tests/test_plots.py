@@ -233,3 +233,17 @@ def test_table_command_shows_stored_rows(tmp_path, capsys):
     assert "torch.eager" not in out
     assert main(["table", str(path), "--kernels", "nothing"]) == 2
     assert main(["table", str(tmp_path / "none.jsonl")]) == 2
+
+
+def test_conformance_adds_up_configs(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    row = replace(
+        EAGER, kernel="triton.fused", arithmetic="sm90:ieee:out", m0=0.0, run_to_run=0.0, batch=0.0, outputs=10
+    )
+    with RowFile(path) as file:
+        for other in (row, replace(row, config="b", m0=0.25, outputs=30), replace(EAGER, run_to_run=0.5, batch=0.0)):
+            file.write(other)
+    assert main(["table", str(path), "--conformance"]) == 0
+    out = capsys.readouterr().out
+    assert "| triton.fused | sm90:ieee:out | 896 | 64 | normal | 2 | 40 | 25% | 0% | 0% |" in out
+    assert "| 1 |  |  | 50% | 0% |" in out

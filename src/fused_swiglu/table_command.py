@@ -12,13 +12,14 @@ from .errors import ArgumentError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `table`."""
-    parser.description = "Shows rows that `compare --out` wrote."
+    parser.description = "Shows rows that `compare --out` and `check --out` wrote."
     parser.epilog = f"example:\n  {PROGRAM} table notebooks/data/h200-qwen2.5-7b.jsonl --summary"
     parser.add_argument("files", nargs="+", metavar="FILE", help="JSONL files of rows")
     parser.add_argument("--kernels", nargs="+", default=["*"], metavar="GLOB", help="only these kernels")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="every row, as a markdown table")
     form.add_argument("--summary", action="store_true", help="a markdown table: a line a problem, a column a kernel")
+    form.add_argument("--conformance", action="store_true", help="a markdown table of rows that `check` wrote")
     form.add_argument("--mismatch", action="store_true", help="a markdown table: M1 and M2 of each kernel")
 
 
@@ -35,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(tables.summary(rows))
     elif args.mismatch:
         sys.stdout.write(tables.mismatches(rows))
+    elif args.conformance:
+        sys.stdout.write(tables.conformance(rows))
     elif args.markdown:
         sys.stdout.write(tables.markdown_table(rows))
     else:

@@ -266,6 +266,37 @@ def mismatches(rows: Iterable[Row]) -> str:
     return "\n".join(made) + "\n"
 
 
+def conformance(rows: Iterable[Row]) -> str:
+    """A markdown table of `check`'s rows: for each kernel, arithmetic and problem how many configs and outputs were
+    compared with the model, the share that differs (M0), and what changed over repeats and in batches, at worst."""
+    groups: dict[tuple, list[Row]] = {}
+    for row in rows:
+        if row.status == "ok" and row.run_to_run is not None:
+            groups.setdefault((row.kernel, row.arithmetic or "", row.k, row.m, row.inputs or ""), []).append(row)
+    made = [
+        "| kernel | arithmetic | k | m | inputs | configs | outputs | M0 | run to run | in a batch |",
+        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for (kernel, arithmetic, k, m, inputs), group in sorted(groups.items()):
+        modelled = [row for row in group if row.m0 is not None]
+        outputs = sum(row.outputs or 0 for row in modelled)
+        shares = [max((getattr(row, name) or 0.0 for row in group), default=0.0) for name in ("run_to_run", "batch")]
+        m0 = percent(max((row.m0 or 0.0 for row in modelled), default=None))
+        cells = (
+            kernel,
+            short_arithmetic(arithmetic),
+            k,
+            m,
+            inputs,
+            len(group),
+            outputs or "",
+            m0,
+            *map(percent, shares),
+        )
+        made.append(_pipes(map(str, cells)))
+    return "\n".join(made) + "\n"
+
+
 def _variant(row: Row) -> str:
     _, _, rest = (row.arithmetic or "").partition(":")
     recipe = rest.partition(":")[0]
