@@ -114,7 +114,7 @@ def products(operands: Operands) -> torch.Tensor:
     return operands.out.copy_(operands.x.double() @ weights.T)
 
 
-_calls = itertools.count()
+_calls, _flaky_calls = itertools.count(), itertools.count()
 
 
 def changes(operands: Operands) -> torch.Tensor:
@@ -126,6 +126,19 @@ def changes(operands: Operands) -> torch.Tensor:
 
 def depends_on_m(operands: Operands) -> torch.Tensor:
     return good(operands).mul_(1 + len(operands.x) % 2)
+
+
+def flaky(operands: Operands) -> torch.Tensor:
+    """Raises at its fourth call: after the check and the first look at its time."""
+    if next(_flaky_calls) % 4 == 3:
+        raise RuntimeError("the fourth call")
+    return good(operands)
+
+
+def overwrites(operands: Operands) -> torch.Tensor:
+    out = good(operands)
+    operands.x.zero_()
+    return out
 
 
 def of_another_shape(operands: Operands) -> torch.Tensor:
@@ -150,6 +163,8 @@ def kernels() -> Iterator[None]:
         FakeKernel("stop.here", interrupted),
         FakeKernel("odd.changes", changes),
         FakeKernel("odd.batch", depends_on_m),
+        FakeKernel("odd.flaky", flaky),
+        FakeKernel("aaa.overwrites", overwrites),
     ):
         registry.register(kernel)
     yield

@@ -245,3 +245,40 @@ def test_as_a_module_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert "torch.eager" in done.stdout
     assert "CPU time" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        (["--kernels", ""], "--kernels"),
+        (["--out", ""], "--out"),
+        (["--weights", ""], "--weights"),
+        (["--config", ""], "--config"),
+        (["--tokens", "99999999999999999999"], "--m"),
+        (["--shape", "9999999999,16,16"], "--m"),
+    ],
+)
+def test_empty_and_huge_values(options: list[str], argument: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--device", "cpu", *options]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert argument in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["compare", "--shape", "2,16,8", "--kernels", "torch.eager", "--device", "cpu", "--out", "/dev/full"]) == 2
+    )
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert "argument --out" in err
+
+
+def test_a_file_of_other_json_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"a": 1}\n')
+    assert (
+        main(["compare", "--shape", "2,16,8", "--kernels", "torch.eager", "--device", "cpu", "--out", str(path)]) == 2
+    )
+    assert path.read_text() == '{"a": 1}\n'

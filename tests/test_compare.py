@@ -312,3 +312,28 @@ def test_once_launches_one_variant_of_each_kernel_after_a_warm_up() -> None:
     assert rows[2].config == "tile=64,fast=no"
     assert (rows[2].time_us, rows[2].outputs) == (None, None)
     assert launches == [(5, 24)] * 2
+
+
+def test_a_kernel_that_fails_while_it_is_timed_fails_alone(kernels: None) -> None:
+    rows = rows_of("odd.flaky", "fake.good", "torch.eager")
+    assert rows["odd.flaky"].status == "failed"
+    assert "the fourth call" in (rows["odd.flaky"].reason or "")
+    assert rows["fake.good"].status == rows["torch.eager"].status == "ok"
+    assert rows["fake.good"].time_us is not None
+
+
+def test_a_kernel_that_overwrites_its_operands_fails_and_spoils_nothing(kernels: None) -> None:
+    rows = rows_of("aaa.overwrites", "fake.good")
+    assert (rows["aaa.overwrites"].status, rows["fake.good"].status) == ("failed", "ok")
+    assert "overwrote" in (rows["aaa.overwrites"].reason or "")
+    assert rows["fake.good"].m1_gt0 == 0
+
+
+def test_a_nan_that_rounding_made_is_no_unwritten_output() -> None:
+    """fp16: eager rounds the gate to -inf, and silu of that is NaN, as it declares."""
+    problem = Problem(4, 24, 16, dtype="fp16")
+    weights = Weights(torch.full((24, 16), -3e4).half(), torch.ones(24, 16).half())
+    case = Case(problem, x=torch.ones(4, 16).half(), weights=weights)
+    (row,) = compare(case, ["torch.eager"], device=CPU)
+    assert row.status == "ok"
+    assert row.m1_gt0 == 1
