@@ -10,6 +10,7 @@ accumulators, which makes the recipes `ex2`, `tanh` and `poly3` predictable to t
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,14 @@ import torch
 import triton
 import triton.language as tl
 
-from fused_swiglu import DTYPES, ArgumentError, Arithmetic, Weights, problem_of
-from fused_swiglu.sm90 import NO_EXPONENT, STEPS, ZERO_EXPONENT, Step
+from fused_swiglu import DTYPES, ArgumentError, Arithmetic, Weights
+from fused_swiglu.sm90 import NO_EXPONENT, STEPS, ZERO_EXPONENT, Step, predict
 
 from .interpreter import interpreted
 from .recipes import activate
 
 _NO_EXPONENT, _ZERO_EXPONENT = tl.constexpr(NO_EXPONENT), tl.constexpr(ZERO_EXPONENT)
-_ROWS_AT_ONCE = 2**28  # fp32 accumulators held at a time: 1 GiB for gate, as much for up
+_OUTPUTS_AT_ONCE = 2**28  # 1 GiB of fp32 accumulators for gate, as much for up
 
 
 @triton.jit(do_not_specialize=["M", "N", "K"])
@@ -202,35 +203,27 @@ def execute(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """As `fused_swiglu.sm90.execute`, on x's device: what a kernel of that arithmetic writes, [m, n]."""
-    if not arithmetic.complete:
-        raise ArgumentError("arithmetic", f"{arithmetic} is incomplete", "only a complete declaration predicts bits")
-    problem = problem_of(x, weights, activation=activation)
     dtype = out_dtype or x.dtype
-    step = max(1, _ROWS_AT_ONCE // problem.n)
-    out = torch.empty(problem.m, problem.n, dtype=dtype, device=x.device)
+    n = weights.gate.shape[0]
+    out = torch.empty(x.shape[0], n, dtype=dtype, device=x.device)
 
-    def accumulated(rows: torch.Tensor, name: str, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        sums = accumulate(rows, w, split_k=arithmetic.split_k)
-        if bias is not None:
-            sums = sums + bias.float()
-        return sums.to(dtype).float() if name in arithmetic.rounds else sums
+    def sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return accumulate(a, b, split_k=arithmetic.split_k)
 
-    for top in range(0, problem.m, step):
-        rows = x[top : top + step]
-        gate = accumulated(rows, "gate", weights.gate, weights.bias_gate)
+    def act(gate: torch.Tensor) -> torch.Tensor:
         activated = torch.empty_like(gate)
         _here(x.device)._activate[(-(-gate.numel() // 1024),)](
             gate, activated, gate.numel(), ACTIVATION=activation, RECIPE=arithmetic.recipe, BLOCK=1024
         )
-        if "act" in arithmetic.rounds:
-            activated = activated.to(dtype).float()
-        up = accumulated(rows, "up", weights.up, weights.bias_up)
-        out[top : top + step] = (activated * up).to(dtype)
+        return activated
+
+    step = max(1, _OUTPUTS_AT_ONCE // n)
+    for top in range(0, x.shape[0], step):
+        rows = x[top : top + step]
+        out[top : top + step] = predict(arithmetic, rows, weights, activation, dtype, sums, act)
     return out
 
 
 def _here(device: torch.device) -> Any:
     """The module whose kernels run on that device."""
-    import sys
-
     return interpreted("model") if device.type == "cpu" else sys.modules[__name__]

@@ -41,7 +41,24 @@ _MODULES = {
     "registry": ("get_kernel", "kernel_names", "register"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
-__all__ = [*_HOMES]
+__all__ = [
+    "DTYPES",
+    "MODELS",
+    "UNDECLARED",
+    "ArgumentError",
+    "Arithmetic",
+    "Bound",
+    "Compiled",
+    "Config",
+    "Kernel",
+    "Operands",
+    "Problem",
+    "Weights",
+    "get_kernel",
+    "kernel_names",
+    "problem_of",
+    "register",
+]
 
 
 def __getattr__(name: str) -> Any:

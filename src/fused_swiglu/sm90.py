@@ -8,6 +8,7 @@ sum of its factors' exponents, and subnormals keep the smallest one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,28 +117,41 @@ def execute(
     rows or columns only, give those of x or of the weights. Bits are a GPU's where `recipes.is_exact` says so.
     Raises ArgumentError for an incomplete arithmetic and for operands that do not fit.
     """
+
+    def sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(accumulate(a, b, split_k=arithmetic.split_k))
+
+    def act(gate: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(activate(gate.numpy(), activation, arithmetic.recipe))
+
+    return predict(arithmetic, x, weights, activation, out_dtype or x.dtype, sums, act)
+
+
+def predict(
+    arithmetic: Arithmetic,
+    x: torch.Tensor,
+    weights: Weights,
+    activation: str,
+    dtype: torch.dtype,
+    sums: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    act: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """What is the same for every executor: sums(a, b) gives fp32 accumulators of a @ b.T and act(gate) the activation
+    by the recipe; here biases are added, intermediates rounded, and the product."""
     if not arithmetic.complete:
         raise ArgumentError("arithmetic", f"{arithmetic} is incomplete", "only a complete declaration predicts bits")
     problem_of(x, weights, activation=activation)
-    dtype = out_dtype or x.dtype
 
-    def accumulated(name: str, w: torch.Tensor, bias: torch.Tensor | None) -> NDArray[np.float32]:
-        sums = accumulate(x, w, split_k=arithmetic.split_k)
-        if bias is not None:
-            sums = sums + bias.detach().cpu().float().numpy()
-        return _rounded(sums, dtype) if name in arithmetic.rounds else sums
+    def rounded(name: str, value: torch.Tensor) -> torch.Tensor:
+        return value.to(dtype).float() if name in arithmetic.rounds else value
 
-    gate = accumulated("gate", weights.gate, weights.bias_gate)
-    up = accumulated("up", weights.up, weights.bias_up)
-    activated = activate(gate, activation, arithmetic.recipe)
-    if "act" in arithmetic.rounds:
-        activated = _rounded(activated, dtype)
-    with np.errstate(all="ignore"):
-        return torch.from_numpy(activated * up).to(dtype)
+    def accumulated(w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        total = sums(x, w)
+        return total if bias is None else total + bias.to(total.device).float()
 
-
-def _rounded(value: NDArray[np.float32], dtype: torch.dtype) -> NDArray[np.float32]:
-    return torch.from_numpy(value).to(dtype).float().numpy()
+    gate = rounded("gate", accumulated(weights.gate, weights.bias_gate))
+    activated = rounded("act", act(gate))
+    return (activated * rounded("up", accumulated(weights.up, weights.bias_up))).to(dtype)
 
 
 def _decode(operand: torch.Tensor, rule: Step) -> _Matrix:
