@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fused_swiglu import ArgumentError, Arithmetic, Weights
-from fused_swiglu.sm90 import STEPS, Step, accumulate, execute
+from fused_swiglu.sm90 import accumulate, execute
+from fused_swiglu.sm90_rule import STEPS, Step
 from triton_baselines import model
 
 TYPES = {
@@ -74,9 +75,23 @@ def test_the_chain_is_the_rule_in_integers(name, k, seed, sparse):
     a, b = (finite(random_bits((3, k), name, seed + i, sparse)) for i in (0, 1))
     if name == "bf16":  # products around and below the exponent of a zero term, and none that overflows
         a, b = ((t.float().clamp(-1, 1) * 2.0**-40).bfloat16() for t in (a, b))
-    got = accumulate(a, b)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fused_swiglu.sm90._compiled", lambda: None)
+        got = accumulate(a, b)
     wanted = [[slow_dot(x, y, STEPS[name]) for y in b.float().tolist()] for x in a.float().tolist()]
     same(torch.from_numpy(got), np.array(wanted, np.float32))
+
+
+@given(name=st.sampled_from(sorted(TYPES)), k=st.integers(1, 70), seed=st.integers(0, 2**32 - 1), sparse=st.booleans())
+def test_numba_gives_numpys_bits(name, k, seed, sparse):
+    pytest.importorskip("numba")
+    a, b = (finite(random_bits((5, k), name, seed + i, sparse)) for i in (0, 1))
+    generator = torch.Generator().manual_seed(seed)
+    for c in (None, torch.randn(5, 5, generator=generator).numpy()):
+        compiled = accumulate(a, b, c=c)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fused_swiglu.sm90._compiled", lambda: None)
+            same(torch.from_numpy(compiled), accumulate(a, b, c=c))
 
 
 @pytest.mark.parametrize("name", sorted(TYPES))

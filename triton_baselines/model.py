@@ -1,8 +1,8 @@
 """The second executor of the tensor-core rule: on a GPU, in integers, without its tensor cores.
 
-The rule, and the first executor, are in `fused_swiglu.sm90`; that both give the same bits is tested. This one is fast
-enough to predict 10^9 outputs in a minute, and applies a GPU's own special-function instructions to the modelled
-accumulators, which makes the recipes `ex2`, `tanh` and `poly3` predictable to the bit there.
+The rule is in `fused_swiglu.sm90_rule`, the first executor in `fused_swiglu.sm90`; that both give the same bits is
+tested. This one is fast enough to predict 10^9 outputs in a minute. It applies a GPU's own special-function
+instructions to the modelled accumulators: the recipes `ex2`, `tanh` and `poly3` are predictable to the bit there.
 """
 
 # What a jitted function iterates over, only Triton's compiler knows.
@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 from fused_swiglu import DTYPES, ArgumentError, Arithmetic, Weights
-from fused_swiglu.sm90 import NO_EXPONENT, STEPS, ZERO_EXPONENT, Step, predict
+from fused_swiglu.sm90 import predict
+from fused_swiglu.sm90_rule import NO_EXPONENT, STEPS, ZERO_EXPONENT, Step
 
 from .interpreter import interpreted
 from .recipes import activate

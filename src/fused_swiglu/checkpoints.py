@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
@@ -188,7 +189,7 @@ def check_layer(layer: int, layers: Collection[int], where: str, argument: str =
         raise ArgumentError(argument, f"{where} has no layer {layer}", f"choose one of its {len(layers)}: {listed}")
 
 
-class _Source:
+class _Source(ABC):
     """One checkpoint's tensors by name, in the words of its format. `names`: all that are there."""
 
     word: str  # what precedes a layer's number
@@ -199,13 +200,13 @@ class _Source:
         self.path = path
         self.names = names
 
+    @abstractmethod
     def read(self, name: str) -> torch.Tensor:
         """The tensor of that name in floating point; its memory may be the file's."""
-        raise NotImplementedError
 
+    @abstractmethod
     def merged_part(self, stem: str) -> str | None:
         """The part that holds gate above up in this layer, if the format has one."""
-        raise NotImplementedError
 
     def stem(self, layer: int) -> str:
         """What the names of one layer's tensors begin with. Raises ArgumentError naming `weights` or `layer`."""

@@ -1,15 +1,14 @@
-"""A bit-accurate model of Hopper's tensor-core accumulation, in NumPy; with numba where it is installed, the same bits.
+"""A bit-accurate model of Hopper's tensor-core accumulation, and of whole kernels, on the CPU.
 
-The rule of one step (MMA-Sim, arXiv 2511.10909; Khattak & Mikaitis, arXiv 2512.07004): the products of one step and
-the accumulator are aligned to the largest exponent among them, each is truncated to `fraction` bits below it, they
-are added exactly, and the sum is rounded toward zero. Significands are not normalised: a product's exponent is the
-sum of its factors' exponents, and subnormals keep the smallest one.
+In NumPy; with numba, where it is installed, faster and with the same bits. The rule is in `sm90_rule`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -20,34 +19,9 @@ from .errors import ArgumentError
 from .operands import Weights, problem_of
 from .problem import DTYPE_NAMES
 from .recipes import activate
+from .sm90_rule import NO_EXPONENT, STEPS, ZERO_EXPONENT, Step
 
 _NAN = np.uint32(0x7FFFFFFF).view(np.float32)
-ZERO_EXPONENT = -133
-NO_EXPONENT = -10_000  # of an operand that is zero: below every sum of two exponents
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The rule of a tensor-core step for one input format.
-
-    products: how many are summed at once with the accumulator; fraction: bits kept below the largest exponent;
-    kept: fraction bits of the fp32 result; digits: fraction bits of the format's significand; min_exponent: of its
-    smallest normal number.
-    """
-
-    products: int
-    fraction: int
-    kept: int
-    digits: int
-    min_exponent: int
-
-
-STEPS = {
-    "bf16": Step(16, 25, 23, 7, -126),
-    "fp16": Step(16, 25, 23, 10, -14),
-    "fp8_e4m3": Step(32, 13, 13, 3, -6),
-    "fp8_e5m2": Step(32, 13, 13, 2, -14),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +142,23 @@ def _decode(operand: torch.Tensor, rule: Step) -> _Matrix:
     return _Matrix(value, exponent.astype(np.int16), special)
 
 
+@cache
+def _compiled() -> Callable[..., None] | None:
+    """The chain in numba, or None without it."""
+    if find_spec("numba") is None:
+        return None
+    from .sm90_numba import chain
+
+    return chain
+
+
 def _chain(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    compiled = _compiled()
+    if compiled and a.special is None and b.special is None and (c is None or bool(np.isfinite(c).all())):
+        out = np.zeros((a.rows, b.rows), np.float32) if c is None else c + np.float32(0)
+        operands = (part for matrix in (a, b) for part in _integers(matrix, rule))
+        compiled(*operands, out, rule.products, rule.fraction, 2 * rule.digits, rule.kept)
+        return out
     out = np.empty((a.rows, b.rows), np.float32)
     rows, columns = 128, 128  # a block's temporaries stay in the second-level cache
     for i in range(0, a.rows, rows):
@@ -177,6 +167,11 @@ def _chain(a: _Matrix, b: _Matrix, rule: Step, c: NDArray[np.float32] | None) ->
             start = None if c is None else c[here]
             out[here] = _block(_columns(a, here[0]), _columns(b, here[1]), rule, start)
     return out
+
+
+def _integers(matrix: _Matrix, rule: Step) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    exponent = matrix.exponent.astype(np.int32)
+    return np.ldexp(matrix.value, rule.digits - exponent).astype(np.int32), exponent
 
 
 def _columns(matrix: _Matrix, part: slice) -> _Matrix:
