@@ -23,7 +23,7 @@ def chain(
     product_fraction: int,
     kept: int,
 ) -> None:
-    """Adds a @ b.T to acc[m, n] in place, step by step. a, ea [k, m] and b, eb [k, n]: significands as integers and their
+    """Adds a @ b.T to acc[m, n] in place. a, ea [k, m] and b, eb [k, n]: significands as integers and their
     exponents, of finite operands; k is a multiple of `products`."""
     k, m = a.shape
     n = b.shape[1]
