@@ -440,11 +440,12 @@ def test_hidden_states(tmp_path):
 
 
 def test_hidden_must_fit_the_projections():
-    weights = Weights(torch.ones(N, K), torch.ones(N, K))
-    check_hidden(torch.ones(7, K), weights)
+    check_hidden(torch.ones(7, K), K)
     for shape in ((7, K + 1), (K,)):
         with refused("hidden", str(shape), f"k = {K}"):
-            check_hidden(torch.ones(shape), weights)
+            check_hidden(torch.ones(shape), K)
+    with refused("hidden", "no tokens"):
+        check_hidden(torch.ones(0, K), K)
 
 
 def test_importing_loads_neither_transformers_nor_gguf():

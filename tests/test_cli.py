@@ -73,7 +73,7 @@ BAD = [
     ("--weights {checkpoint} --hidden {checkpoint}", "hidden", "capture"),
     ("--weights {checkpoint} --hidden {hidden} --tokens 11", "tokens", "take fewer"),
     ("--weights {checkpoint} --hidden {hidden} --inputs normal", "inputs", "leave one of them out"),
-    ("--model qwen2.5-0.5b --hidden {hidden}", "hidden", "capture it from the model"),
+    ("--model qwen2.5-0.5b --hidden {hidden}", "hidden", "capture both from one model"),
     ("--shape 11,32,16 --hidden {hidden}", "shape", "take fewer"),
     ("--out {folder}", "out", "give a file"),
     ("--out {folder}/missing/rows.jsonl", "out", "give a file"),

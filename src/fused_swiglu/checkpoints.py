@@ -96,9 +96,10 @@ def load_hidden(
     return hidden.to(device, dtype, copy=True)
 
 
-def check_hidden(hidden: torch.Tensor, weights: Weights) -> None:
-    """Raise ArgumentError naming `hidden` unless hidden[tokens, k] fits the projections [n, k]."""
-    k = weights.gate.shape[1]
+def check_hidden(hidden: torch.Tensor, k: int) -> None:
+    """Raise ArgumentError naming `hidden` unless it is [tokens, k], as projections [n, k] want it, with some tokens."""
+    if not hidden.numel():
+        raise ArgumentError("hidden", "holds no tokens", "capture a text")
     if hidden.dim() != 2 or hidden.shape[1] != k:
         raise ArgumentError(
             "hidden", f"has shape {tuple(hidden.shape)}, the projections k = {k}", "capture both from one model"

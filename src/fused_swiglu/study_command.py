@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     problem = parser.add_argument_group("problem: out[M, N] = silu(x[M, K] @ w_gate[N, K].T) * (x @ w_up[N, K].T)")
     problem.add_argument("--model", type=one_of(MODELS), metavar="NAME", help=f"{', '.join(MODELS)}; default the first")
-    problem.add_argument("--shape", type=_shape, metavar="M,K,N", help="sizes, instead of a model")
+    problem.add_argument("--shape", type=_shape, nargs="+", metavar="M,K,N", help="sizes, several, instead of a model")
     problem.add_argument("--tokens", type=integers(1), nargs="+", metavar="M", help="rows of x, several; default 64")
     problem.add_argument("--dtype", type=one_of(("bf16", "fp16")), default="bf16", metavar="NAME", help="bf16 or fp16")
     problem.add_argument(
@@ -157,28 +157,36 @@ def _layer_cases(args: argparse.Namespace, layer: int, family: str) -> Iterator[
     dtype = DTYPES[args.dtype]
     weights = load_projections(args.weights, layer, dtype=dtype) if args.weights else None
     hidden = load_hidden(args.hidden, layer, dtype=dtype) if args.hidden else None
+    bias = weights is not None and weights.bias_gate is not None
     if weights is not None:
         n, k = weights.gate.shape
+        if not n or not k:
+            raise ArgumentError(
+                "weights", f"{args.weights} has projections of shape ({n}, {k})", "give a whole model's"
+            )
+        sizes = [(m, k, n) for m in _tokens(args, hidden)]
+    elif args.shape:
+        sizes = list(dict.fromkeys(args.shape))
     else:
-        k, n = args.shape[1:] if args.shape else MODELS[args.model or next(iter(MODELS))]
-    if hidden is not None and hidden.shape[1] != k:
-        wrong = f"{args.hidden} has k = {hidden.shape[1]}, the weights have {k}"
-        raise ArgumentError("hidden", wrong, "capture it from the model that the weights are of")
-    bias = weights is not None and weights.bias_gate is not None
-    for m in _tokens(args, hidden):
+        sizes = [(m, *MODELS[args.model or next(iter(MODELS))]) for m in _tokens(args, hidden)]
+    for m, k, n in sizes:
+        x = None if hidden is None else _first_tokens(args, hidden, m, k)
         problem = Problem(m, n, k, dtype=args.dtype, layout=args.layout, bias=bias)
-        x = None if hidden is None else hidden[:m]
         yield Case(problem, family, x, weights, _source(args, layer, family))
 
 
 def _tokens(args: argparse.Namespace, hidden: torch.Tensor | None) -> list[int]:
-    asked = [args.shape[0]] if args.shape else _flat(args.tokens or [])
-    if hidden is None:
-        return asked or [64]
-    if asked and max(asked) > len(hidden):
-        wrong = f"{max(asked)} asked for, {args.hidden} holds {len(hidden)}"
+    return _flat(args.tokens or []) or [64 if hidden is None else len(hidden)]
+
+
+def _first_tokens(args: argparse.Namespace, hidden: torch.Tensor, m: int, k: int) -> torch.Tensor:
+    from .checkpoints import check_hidden
+
+    check_hidden(hidden, k)
+    if m > len(hidden):
+        wrong = f"{m} asked for, {args.hidden} holds {len(hidden)}"
         raise ArgumentError("shape" if args.shape else "tokens", wrong, "take fewer, or capture a longer text")
-    return asked or [len(hidden)]
+    return hidden[:m]
 
 
 def _source(args: argparse.Namespace, layer: int, family: str) -> str:
