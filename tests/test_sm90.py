@@ -1,5 +1,7 @@
 """The model of the tensor-core chain: against integers, mistaken rules, and one executor against the other."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -180,6 +182,17 @@ def test_an_infinite_product_decides_before_finite_ones_overflow():
     four = torch.full((1, 32), 4.0).bfloat16()
     assert np.isnan(accumulate(later, four)[0, 0])
     assert float(model.accumulate(later, four)) != float(model.accumulate(later, four))
+
+
+def test_an_h200s_infinities():
+    """Recorded on an H200 by tests/gpu/test_gpu_wgmma.py's harness: one wgmma m64n16k16 or m64n256k16 on 2^21 random bit
+    patterns of bf16 operands and fp32 accumulators; these are the words where infinite products meet an overflow the
+    other way."""
+    vectors = np.load(Path(__file__).parent / "vectors" / "h200-wgmma-infinities.npz")
+    assert len(vectors["out"]) == 820
+    for a, b, c, out in zip(vectors["a"], vectors["b"], vectors["c"], vectors["out"], strict=True):
+        left, right = (torch.from_numpy(bits)[None].view(torch.bfloat16) for bits in (a, b))
+        assert accumulate(left, right, c=np.array([[c]], np.float32))[0, 0] == out
 
 
 def test_nothing_to_add():
