@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fused_swiglu import ArgumentError, Problem, numerics
 from fused_swiglu.inputs import make_inputs
-from fused_swiglu.numerics import bits_differ, mismatch, ordered, ulp_distance, ulps
+from fused_swiglu.numerics import bits_differ, mismatch, ordered, ulp_distance, ulp_histogram, ulps
 from fused_swiglu.reference import Exact, exact, round_to, twin
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -229,3 +229,17 @@ def test_one_wrong_word_shows(experiment):
     assert found.m1_gt0 == found.plain_gt0 == found.plain_gt1 == 1 / (256 * 512)
     assert found.plain_max == 2
     assert bits_differ(out, result.rounded) == 1
+
+
+def test_histogram_counts_each_distance():
+    rounded = torch.ones(3, 4).bfloat16()
+    exact = Exact(rounded.double(), rounded, 0)
+    out = rounded.clone()
+    words = out.view(torch.int16)
+    words[0, 0] += 1
+    words[1, 1] -= 2
+    words[2, 2] += 100
+    assert ulp_histogram(out, exact, most=3) == [9, 1, 1, 1]
+    assert ulp_histogram(out[:0], Exact(rounded.double()[:0], rounded[:0], 0)) == [0] * 9
+    with pytest.raises(ArgumentError, match="most"):
+        ulp_histogram(out, exact, most=0)

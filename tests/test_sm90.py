@@ -185,9 +185,9 @@ def test_an_infinite_product_decides_before_finite_ones_overflow():
 
 
 def test_an_h200s_infinities():
-    """Recorded on an H200 by tests/gpu/test_gpu_wgmma.py's harness: one wgmma m64n16k16 or m64n256k16 on 2^21 random bit
-    patterns of bf16 operands and fp32 accumulators; these are the words where infinite products meet an overflow the
-    other way."""
+    """Recorded on an H200 by tests/gpu/test_gpu_wgmma.py's harness: one wgmma m64n16k16 or m64n256k16 on 2^21 random
+    bit patterns of bf16 operands and fp32 accumulators; these are the words where infinite products meet an overflow
+    the other way."""
     vectors = np.load(Path(__file__).parent / "vectors" / "h200-wgmma-infinities.npz")
     assert len(vectors["out"]) == 820
     for a, b, c, out in zip(vectors["a"], vectors["b"], vectors["c"], vectors["out"], strict=True):

@@ -100,6 +100,19 @@ def ordered(t: Tensor) -> Tensor:
     return torch.where(words < 0, sign - words, words)
 
 
+def ulp_histogram(out: Tensor, exact: Exact, most: int = 8) -> list[int]:
+    """How many outputs lie 0, 1, ... most - 1 and `most` or more ulps from the correctly rounded exact result (plain
+    distance). Raises ArgumentError as `mismatch` does, and for most < 1."""
+    _check("out", out, exact.rounded)
+    if most < 1:
+        raise ArgumentError("most", f"{most}", "give 1 or more")
+    step = max(1, _CHUNK // max(1, out.shape[1]))
+    counts = torch.zeros(most + 1, dtype=torch.int64)
+    for y, rounded in zip(out.split(step), exact.rounded.split(step), strict=True):
+        counts += torch.bincount(ulp_distance(y, rounded).flatten().clamp(max=most), minlength=most + 1).cpu()
+    return counts.tolist()
+
+
 def bits_differ(a: Tensor, b: Tensor) -> int:
     """How many words differ (M0 when b is a prediction): -0 differs from +0, any NaN equals any NaN.
 
