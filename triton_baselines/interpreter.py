@@ -45,5 +45,4 @@ def _accept_new_numpy() -> None:
         original(tensor, *scope)
         tensor.__index__ = lambda self: int(np.squeeze(self.handle.data))
 
-    if not hasattr(interpreter, "_LangPatchScope"):
-        interpreter._patch_lang_tensor = patch
+    interpreter._patch_lang_tensor = patch
