@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import importlib
 
+import numpy as np
 import pytest
 import torch
+from conftest import FakeKernel
 
-from fused_swiglu import Operands, Problem, registry
-from fused_swiglu.check import broken, check
+from fused_swiglu import ArgumentError, Arithmetic, Operands, Problem, Weights, cores, registry
+from fused_swiglu.check import _drawn, broken, check
 from fused_swiglu.cli import main
 from fused_swiglu.plan import plan
 from fused_swiglu.results import Environment, Row
+from fused_swiglu.sm90 import execute
+from fused_swiglu.testing import assert_bits_equal
 
 CPU = torch.device("cpu")
 MODULE = importlib.import_module("fused_swiglu.check")
 
 
-def rows_of(*names: str, problem: Problem) -> list[Row]:
-    work = plan(problem, names, device=CPU)
-    return list(check(work, device=CPU, environment=Environment.collect(CPU), repeats=2))
+def rows_of(*names: str, problem: Problem, arithmetics: tuple[str, ...] = (), **options) -> list[Row]:
+    work = plan(problem, names, arithmetics=arithmetics, device=CPU)
+    return list(check(work, device=CPU, environment=Environment.collect(CPU), repeats=2, **options))
 
 
 def test_a_kept_declaration(kernels: None) -> None:
@@ -54,6 +58,63 @@ def test_bits_are_compared_with_the_prediction(kernels: None, monkeypatch: pytes
     assert row.m0 == pytest.approx(wrong / 240)
     assert row.outputs == 240
     assert broken(row) == bool(wrong)
+
+
+def modelled(flipped: tuple[slice, slice]) -> FakeKernel:
+    """A kernel that writes the model's words, some of them with a bit flipped."""
+
+    def body(operands: Operands) -> torch.Tensor:
+        operands.out.copy_(execute(Arithmetic(), operands.x, operands.weights))
+        operands.out.view(torch.int16)[flipped] ^= 1
+        return operands.out
+
+    return FakeKernel("fake.modelled", body)
+
+
+@pytest.mark.parametrize(
+    ("flipped", "sample", "outputs", "wrong"),
+    [
+        (np.s_[:0, :0], 100, 100, 0),
+        (np.s_[:1, :1], 100, 100, 1),
+        (np.s_[-1:, -1:], 100, 100, 1),
+        (np.s_[:, :], 100, 100, 100),
+        (np.s_[:, :], 7, 8, 8),
+        (np.s_[:, 3:4], None, 30 * 24, 30),
+        (np.s_[:1, :1], 10**9, 30 * 24, 1),
+    ],
+)
+def test_numpy_predicts_a_sample(kernels: None, flipped, sample: int | None, outputs: int, wrong: int) -> None:
+    registry.register(modelled(flipped))
+    (row,) = rows_of("fake.modelled", problem=Problem(30, 24, 16), executor="numpy", sample=sample)
+    assert (row.outputs, row.m0) == (outputs, wrong / outputs)
+
+
+def test_numpy_predicts_no_hardware_recipe(kernels: None) -> None:
+    registry.register(modelled(np.s_[:0, :0]))
+    problem = Problem(10, 24, 16)
+    (row,) = rows_of("fake.modelled", problem=problem, arithmetics=("*ex2*",), executor="numpy")
+    assert row.m0 is None
+    with pytest.raises(ArgumentError, match="executor"):
+        rows_of("fake.good", problem=problem, executor="abacus")
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (2, 1), (2, 2), (9, 3), (9, 9), (1000, 31)])
+def test_samples_hold_the_first_and_the_last(size: int, count: int) -> None:
+    drawn = _drawn(size, count, torch.Generator().manual_seed(0)).tolist()
+    assert drawn == sorted(set(drawn))
+    assert len(drawn) == count
+    assert drawn[0] == 0
+    assert drawn[-1] == (size - 1 if count > 1 else 0)
+
+
+def test_all_cores_predict_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "_LEAST", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    generator = torch.Generator().manual_seed(0)
+    x, gate, up = (torch.randn(size, 40, generator=generator).bfloat16() for size in (5, 7, 7))
+    bias = torch.randn(7, generator=generator).bfloat16()
+    operands = Arithmetic(), x, Weights(gate, up, bias, -bias), "gelu_tanh"
+    assert_bits_equal(cores.execute(*operands, out_dtype=torch.float32), execute(*operands, out_dtype=torch.float32))
 
 
 def test_the_command_exits_with_1_where_a_declaration_is_broken(kernels: None, capsys: pytest.CaptureFixture) -> None:

@@ -21,6 +21,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     study_command.add_arguments(parser)
     parser.add_argument("--repeats", type=integers(0), default=[3], metavar="R", help="runs after the first; default 3")
+    parser.add_argument(
+        "--executor",
+        choices=("device", "numpy"),
+        default="device",
+        help="what predicts the bits: the device's own model (default), or the NumPy model on all cores",
+    )
+    parser.add_argument(
+        "--sample",
+        type=integers(1),
+        metavar="OUTPUTS",
+        help="how many outputs of each case are predicted, drawn by the seed; default: all, by numpy 65536",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,12 +41,14 @@ def run(args: argparse.Namespace) -> int:
     from .check import broken, check
 
     work, where = study_command.planned(args)
+    options = {"seed": args.seed, "repeats": args.repeats[0], "executor": args.executor}
+    options["sample"] = args.sample[0] if args.sample else None
     rows = study_command.collect(
         args,
         work,
         where,
         lambda work, where, environment, progress: check(
-            work, device=where, seed=args.seed, repeats=args.repeats[0], environment=environment, progress=progress
+            work, device=where, environment=environment, progress=progress, **options
         ),
     )
     tables.show(rows)
