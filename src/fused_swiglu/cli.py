@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, NoReturn
 
 from .errors import ArgumentError
@@ -29,6 +30,8 @@ COMMANDS = {
     "table": ("fused_swiglu.table_command", "show stored rows"),
     "capture": ("fused_swiglu.capture", "save the hidden states that enter a model's MLPs when it reads a text"),
 }
+# Other packages add commands: an entry point `name = "module:SUMMARY"`, of a module like those above, and its summary.
+GROUP = "fused_swiglu.commands"
 EXITS = "exit code: 0; 1 if a kernel failed; 2 for bad input, before any work; 130 when interrupted, rows kept."
 
 
@@ -46,10 +49,13 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand and returns the exit code. Bad input is one line on stderr and code 2."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        if not argv or argv[0] not in COMMANDS:
+        name = argv[0] if argv else ""
+        if name in COMMANDS:
+            module = importlib.import_module(COMMANDS[name][0])
+        elif name in (added := _added()):
+            module = importlib.import_module(added[name].module)
+        else:
             return _no_command(argv)
-        name = argv[0]
-        module = importlib.import_module(COMMANDS[name][0])
         parser = _Parser(f"{PROGRAM} {name}")
         module.add_arguments(parser)
         return module.run(parser.parse_args(argv[1:], argparse.Namespace(command=shlex.join([PROGRAM, *argv]))))
@@ -69,17 +75,23 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
+def _added() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in COMMANDS}
+
+
 def _no_command(argv: list[str]) -> int:
     from . import __doc__ as purpose
     from . import __version__
 
-    width = max(map(len, COMMANDS)) + 2
-    listed = "\n".join(f"  {name:{width}}{summary}" for name, (_, summary) in COMMANDS.items())
+    commands = {name: summary for name, (_, summary) in COMMANDS.items()}
+    commands |= {name: point.load() for name, point in sorted(_added().items())}
+    width = max(map(len, commands)) + 2
+    listed = "\n".join(f"  {name:{width}}{summary}" for name, summary in commands.items())
     parser = _Parser(PROGRAM)
     parser.description = (purpose or "").splitlines()[0]
     parser.epilog = f"commands:\n{listed}\n\nexample:\n  {PROGRAM} compare --model qwen2.5-0.5b --tokens 1 16"
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    parser.add_argument("command", type=one_of(COMMANDS), help=f"one of: {', '.join(COMMANDS)}")
+    parser.add_argument("command", type=one_of(commands), help=f"one of: {', '.join(commands)}")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="see COMMAND --help")
     parser.parse_args(argv)
     parser.error("argument command: comes first; move the other options behind it")
