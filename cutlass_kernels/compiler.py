@@ -72,9 +72,17 @@ def _find_nvcc() -> tuple[Path, str]:
     raise ArgumentError("CUDA_HOME", wrong, f"{INSTALL}, or set it to a CUDA toolkit")
 
 
+@cache
+def _package(name: str) -> tuple[Path, str]:
+    """Where an installed package's files are, and its version. One that is missing is looked for again at each call:
+    a notebook may install it."""
+    found = distribution(name)
+    return Path(str(found.locate_file(""))), found.version
+
+
 def _packaged() -> Iterator[Path]:
     try:
-        nvcc = Path(str(distribution("nvidia-cuda-nvcc").locate_file("nvidia/cu13/bin/nvcc")))
+        nvcc = _package("nvidia-cuda-nvcc")[0] / "nvidia/cu13/bin/nvcc"
     except PackageNotFoundError:
         return
     if nvcc.is_file():
@@ -115,7 +123,7 @@ def _find_cutlass() -> tuple[Path, str]:
         folders = []
         wrong, remedy = "not set, and nvidia-cutlass is not installed", "pip install nvidia-cutlass==4.2.0.0"
         try:
-            folders.append(Path(str(distribution("nvidia-cutlass").locate_file("cutlass_library/source/include"))))
+            folders.append(_package("nvidia-cutlass")[0] / "cutlass_library/source/include")
             wrong = f"not set, and nvidia-cutlass has no {folders[0]}"
         except PackageNotFoundError:
             pass
@@ -131,7 +139,7 @@ def _find_cutlass() -> tuple[Path, str]:
 def _find_tvm_ffi() -> tuple[Path | None, str | None]:
     """tvm-ffi's include folder and its version; None where it is not installed, which units for ctypes allow."""
     try:
-        found = distribution("apache-tvm-ffi")
+        files, version = _package("apache-tvm-ffi")
     except PackageNotFoundError:
         return None, None
-    return Path(str(found.locate_file("tvm_ffi/include"))), found.version
+    return files / "tvm_ffi/include", version
