@@ -56,6 +56,7 @@ class Row(_Record):
     run_to_run, batch: share of output words that change over repeats, and of a row's words with the rows around it.
     m0, m1_*, plain_*, m2: mismatch with the model, with the exact result in ulps (floored, plain), and beyond
     tolerances (rtol, atol, share); shares in 0..1. outputs: how many outputs were compared.
+    relation, contradicted: the property that a test measured, and the share of outputs that contradict it.
     """
 
     kernel: str
@@ -101,6 +102,8 @@ class Row(_Record):
     plain_max: float | None = None
     m2: tuple[tuple[float, float, float], ...] | None = None
     outputs: int | None = None
+    relation: str | None = None
+    contradicted: float | None = None
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -205,7 +208,7 @@ def _check_values(values: dict[str, Any]) -> None:
     optional = {
         "config": str, "arithmetic": str, "inputs": str, "ran_on": str, "reason": str, "regime": str, "launch": str,
         "time_us": (int, float), "time_us_q1": (int, float), "time_us_q3": (int, float), "tflops": (int, float),
-        "peak": (int, float), "outputs": int,
+        "peak": (int, float), "outputs": int, "relation": str, "contradicted": (int, float),
     }  # fmt: skip
     for name, kind in (wanted | optional).items():
         value = values.get(name)

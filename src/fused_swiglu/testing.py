@@ -115,7 +115,7 @@ def assert_bits_equal(actual: Tensor, expected: Tensor) -> None:
     shapes, dtypes or devices differ.
     """
     distance = ulp_distance(actual, expected)
-    _report("differ", differing(actual, expected), distance, actual, expected)
+    raise_where(differing(actual, expected), "differ", distance, actual, expected)
 
 
 def assert_within_ulps(actual: Tensor, exact: Exact, max_ulps: float, max_share: float = 0.0) -> None:
@@ -127,7 +127,7 @@ def assert_within_ulps(actual: Tensor, exact: Exact, max_ulps: float, max_share:
     far = distance > max_ulps
     if far.sum() > max_share * far.numel():
         allowed = f" ({max_share:.3%} may)" if max_share else ""
-        _report(f"are over {max_ulps:g} ulps off{allowed}", far, distance, actual, exact.rounded)
+        raise_where(far, f"are over {max_ulps:g} ulps off{allowed}", distance, actual, exact.rounded)
 
 
 def assert_padding_poisoned(out: Tensor) -> None:
@@ -144,7 +144,11 @@ def assert_padding_poisoned(out: Tensor) -> None:
         raise AssertionError(f"{len(written)} elements of padding written, first {past + 1} past the end of row {row}")
 
 
-def _report(what: str, wrong: Tensor, distance: Tensor, actual: Tensor, expected: Tensor) -> None:
+def raise_where(wrong: Tensor, what: str, distance: Tensor, actual: Tensor, expected: Tensor) -> None:
+    """Raises AssertionError where any output is wrong: that so many `what`, where first, and where farthest.
+
+    wrong: bool; distance: in ulps; both of the shape of actual and expected (bf16, fp16 or fp32).
+    """
     places = wrong.nonzero()
     if not len(places):
         return

@@ -1,0 +1,643 @@
+"""Relations that the outputs of correct kernels obey, each with the declarations that imply it.
+
+A relation is a function of a `Subject` (a kernel, or the model of an arithmetic) and a `Case` (all that was drawn). It
+runs the subject and gives a `Finding`: which words contradict it. `check` demands that there are none where the
+subject's declaration implies the relation, and elsewhere only measures the rate. Both are rows for `--mismatch-rows`;
+a case that fails is saved for `--replay`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from hypothesis import target
+from torch import Tensor
+
+from fused_swiglu import DTYPES, ArgumentError, Arithmetic, Kernel, Operands, Problem, get_kernel, kernel_names
+from fused_swiglu.bounds import error_bound, within_bound
+from fused_swiglu.check import executor
+from fused_swiglu.inputs import FAMILIES, Inputs, make_inputs
+from fused_swiglu.numerics import differing, mismatch, ulp_distance
+from fused_swiglu.pytest_plugin import record, save
+from fused_swiglu.recipes import activate, is_exact
+from fused_swiglu.reference import exact, round_to, twin
+from fused_swiglu.results import Row
+from fused_swiglu.sm90 import execute, predict
+from fused_swiglu.testing import problems, raise_where, seeds
+
+MODEL = "model"  # the name of a subject that is no kernel: the CPU model of an arithmetic
+COMPILES_FOR_SECONDS = ("torch.compile",)  # for every problem anew
+BITS = ("subnormal", "bits")  # families drawn here: subnormal operands, and any bit patterns
+GUARD = 256  # elements on both sides of an output that nothing may write
+POISON = 0x7FD5  # a NaN in bf16 and in fp16, with a payload that no arithmetic makes
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem for one relation and subject; with the seed it says everything."""
+
+    relation: str
+    kernel: str
+    config: str
+    arithmetic: str
+    problem: Problem
+    family: str
+    seed: int
+    params: dict[str, Any]
+    device: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Case:
+        problem = values["problem"]
+        return cls(**{**values, "problem": Problem(**{**problem, "outputs": tuple(problem["outputs"])})})
+
+
+class Subject:
+    """What a case runs. declared: the arithmetic that its build declares; ran_on: as in a row."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.device = case, torch.device(case.device)
+        self.arithmetic = Arithmetic.parse(case.arithmetic)
+        self.kernel = None if case.kernel == MODEL else get_kernel(case.kernel)
+        self.declared, self.ran_on = self.arithmetic, MODEL
+        if self.kernel:
+            compiled = self.kernel.compile(case.problem, self._config(case.problem), self.arithmetic, self.device)
+            gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+            self.declared, self.ran_on = compiled.arithmetic, compiled.ran_on or gpu
+
+    def _config(self, problem: Problem):
+        """The case's config for its own problem; for another (fewer rows) what the kernel takes by default."""
+        assert self.kernel
+        if problem == self.case.problem:
+            return self.kernel.config_type.parse(self.case.config)
+        return next(iter(self.kernel.configs(problem)))
+
+    def __call__(self, inputs: Inputs, problem: Problem | None = None, config: str | None = None) -> Tensor:
+        """The output of a run; fails if anything outside its rows was written."""
+        problem = problem or self.case.problem
+        if not self.kernel:
+            return execute(self.arithmetic, inputs.x, inputs.weights, problem.activation)
+        chosen = self.kernel.config_type.parse(config) if config else self._config(problem)
+        compiled = self.kernel.compile(problem, chosen, self.arithmetic, self.device)
+        out, outside = _guarded(problem, self.device)
+        bound = compiled.bind(Operands(inputs.x, self.kernel.prepare(inputs.weights, problem, chosen), out))
+        result = bound.run().clone()
+        written = int((outside() != POISON).sum())
+        assert not written, f"{written} elements were written outside the output's rows"
+        return result
+
+
+def _guarded(problem: Problem, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
+    """An output of the problem's stride and alignment, poisoned; and the words around its rows."""
+    dtype = DTYPES[problem.out_dtype]
+    before = GUARD + (0 if problem.alignment >= 16 else max(1, problem.alignment // dtype.itemsize))
+    span = problem.m * problem.out_stride
+    words = torch.full((before + span + GUARD,), POISON, dtype=torch.int16, device=device)
+    out = words.view(dtype)[before : before + span].view(problem.m, problem.out_stride)[:, : problem.n]
+    return out, lambda: torch.cat(
+        (
+            words[:before],
+            words[before : before + span].view(problem.m, problem.out_stride)[:, problem.n :].flatten(),
+            words[before + span :],
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """wrong: which words contradict the relation. actual, expected: for the report. measured: fields for the row."""
+
+    wrong: Tensor
+    actual: Tensor
+    expected: Tensor
+    measured: dict[str, Any]
+
+
+def same(actual: Tensor, expected: Tensor, where: Tensor | None = None, **measured: Any) -> Finding:
+    """Every word must be the same, where asked."""
+    wrong = differing(actual, expected)
+    return Finding(wrong if where is None else wrong & where, actual, expected, measured)
+
+
+def equal(actual: Tensor, expected: Tensor) -> Finding:
+    """Every number must be the same: for kernels of which nothing is known, -0 is 0."""
+    return Finding(ulp_distance(actual, expected) > 0, actual, expected, {})
+
+
+def any_kernel(arithmetic: Arithmetic, case: Case) -> bool:
+    return True
+
+
+def declared(arithmetic: Arithmetic, case: Case) -> bool:
+    return arithmetic.complete
+
+
+def one_chain(arithmetic: Arithmetic, case: Case) -> bool:
+    return arithmetic.complete and arithmetic.split_k == 1
+
+
+def declared_or_usual(arithmetic: Arithmetic, case: Case) -> bool:
+    """A library may flush subnormals."""
+    return arithmetic.complete or case.family in FAMILIES
+
+
+@dataclass(frozen=True)
+class Relation:
+    """find: the relation. holds: which declarations imply it. families: of inputs that a case may have.
+    params: what else is drawn. activations: those that it is about. bias: whether it allows biases. on: where it says
+    something: on the model itself, on kernels on a CPU, on a GPU."""
+
+    find: Callable[[Subject, Case], Finding]
+    holds: Callable[[Arithmetic, Case], bool] = declared
+    families: tuple[str, ...] = ("normal",)
+    params: Callable[[Problem], st.SearchStrategy[dict[str, Any]]] = lambda problem: st.just({})
+    activations: tuple[str, ...] = ("silu",)
+    bias: bool = False
+    on: tuple[str, ...] = ("model", "cpu", "cuda")
+
+
+# Inputs
+
+
+def drawn(case: Case, problem: Problem | None = None) -> Inputs:
+    """The case's inputs, in its layout, strides and alignment."""
+    problem = problem or case.problem
+    if case.family in FAMILIES:
+        return make_inputs(problem, case.family, case.seed, case.device)
+    inputs = make_inputs(problem, "normal", case.seed, case.device)
+    rng, dtype = np.random.default_rng(case.seed), DTYPES[problem.dtype]
+    w, x = (problem.n, problem.k), (problem.m, problem.k)
+    if case.family == "bits":
+        gate, up = (_words(rng.integers(0, 2**16, w), dtype) for _ in range(2))  # before x: they do not depend on m
+        return fill(inputs, _words(rng.integers(0, 2**16, x), dtype), gate, up)
+    # Subnormal x, and weights of many octaves, so large that sums are normal in fp32 or not.
+    digits, top = (7, 126) if problem.dtype == "bf16" else (10, 15)
+    gate, up = (
+        rng.choice([-1, 1], w) * np.ldexp(1 + rng.random(w), top - 1 - rng.integers(0, octaves, w))
+        for octaves in (26, 3 * top)
+    )
+    words = rng.integers(0, 2**digits, x) | rng.choice([0, 2**15], x)
+    return fill(inputs, _words(words, dtype), torch.from_numpy(gate), torch.from_numpy(up))
+
+
+def _words(words: np.ndarray, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(words.astype(np.uint16).view(np.int16)).view(dtype)
+
+
+def fill(inputs: Inputs, x: Tensor | None = None, gate: Tensor | None = None, up: Tensor | None = None) -> Inputs:
+    """The same tensors with other contents."""
+    for tensor, value in ((inputs.x, x), (inputs.weights.gate, gate), (inputs.weights.up, up)):
+        if value is not None:
+            tensor.copy_(value)
+    return inputs
+
+
+def blank(case: Case) -> Inputs:
+    """Zeros, with NaN between the rows."""
+    inputs = drawn(case)
+    for tensor in (inputs.x, inputs.weights.gate, inputs.weights.up):
+        tensor.zero_()
+    return inputs
+
+
+def rng_of(case: Case) -> np.random.Generator:
+    return np.random.default_rng((case.seed, 1))
+
+
+def exact_type(case: Case) -> dict[str, Any]:
+    return {"dtype": DTYPES[case.problem.dtype], "device": case.device}
+
+
+# Logic: exact in every order, so that they hold for every kernel
+
+
+def small_integers(run: Subject, case: Case) -> Finding:
+    """All sums are exact, so only the activation may err; where that is declared too, every bit is known."""
+    inputs, p = drawn(case), case.problem
+    out, a = run(inputs), run.declared
+
+    def sums(x: Tensor, w: Tensor) -> Tensor:
+        return (x.double() @ w.double().T + 0.0).float()  # -1 * 0 alone is -0, on tensor cores +0
+
+    def act(gate: Tensor) -> Tensor:
+        return torch.from_numpy(activate(gate.cpu().numpy(), p.activation, a.recipe)).to(gate.device)
+
+    if a.complete and is_exact(p.activation, a.recipe):
+        return same(out, predict(a, inputs.x, inputs.weights, p.activation, out.dtype, sums, act))
+    wanted = twin(inputs.x, inputs.weights, p.activation, rounds=a.rounds)
+    size = (sums(inputs.x, inputs.weights.gate) * sums(inputs.x, inputs.weights.up)).abs()
+    off = {"tanh": 2.0**-10, "poly3": 2.0**-12}.get(a.recipe, 0.0) * size
+    slack = wanted.double().abs() * torch.finfo(out.dtype).eps * (2 if "act" in a.rounds else 1) + off + 1e-30
+    return Finding(~((out.double() - wanted.double()).abs() <= slack), out, wanted, {})
+
+
+def all_ones(run: Subject, case: Case) -> Finding:
+    """x and weights are 1 but for the first, which keeps every sum s between 64 and 255: to the last column of k each
+    counts for more than an ulp. Even columns give s * 1, odd ones 64 * s."""
+    p = case.problem
+    first = 64 if p.k <= 128 else -128 * ((p.k - 1) // 128 - 1)
+    row = torch.ones(p.k, **exact_type(case))
+    row[0] = first
+    inputs = blank(case)
+    inputs.x.fill_(1)
+    inputs.weights.gate[::2], inputs.weights.up[::2, -1] = row, 1
+    inputs.weights.gate[1::2, 0], inputs.weights.up[1::2] = 64, row
+    wanted = torch.full((p.m, p.n), float(first + p.k - 1), **exact_type(case))
+    wanted[:, 1::2] *= 64
+    return equal(run(inputs), wanted)
+
+
+def one_hot(run: Subject, case: Case) -> Finding:
+    """Each row of x selects one column of the weights: the output is a weight, at its place."""
+    p, rng = case.problem, rng_of(case)
+    chosen = torch.from_numpy(rng.integers(0, p.k, p.m)).to(case.device)
+    inputs = blank(case)
+    inputs.x[torch.arange(p.m, device=case.device), chosen] = 1
+    value = rng.choice([-1.0, 1.0], (p.n, p.k)) * (1 + rng.random((p.n, p.k))) * 2.0 ** rng.integers(-4, 4, (p.n, p.k))
+    codes = torch.from_numpy(value).to(**exact_type(case))
+    inputs.weights.gate[::2], inputs.weights.up[::2] = 64, codes[::2]
+    inputs.weights.gate[1::2], inputs.weights.up[1::2] = codes[1::2].abs() * 1024, 1
+    wanted = codes[:, chosen].T.contiguous()
+    wanted[:, ::2] *= 64
+    wanted[:, 1::2] = wanted[:, 1::2].abs() * 1024
+    return equal(run(inputs), wanted)
+
+
+def column_codes(run: Subject, case: Case) -> Finding:
+    """The output encodes its column (modulo the largest prime that bf16 and the tiles leave room for)."""
+    codes = 1 + torch.arange(case.problem.n, device=case.device) % 251
+    inputs = blank(case)
+    inputs.x[:, 0], inputs.weights.gate[:, 0], inputs.weights.up[:, 0] = 1, 64, codes
+    return equal(run(inputs), (64 * codes).to(inputs.x.dtype).expand(case.problem.m, -1).contiguous())
+
+
+def ties(run: Subject, case: Case) -> Finding:
+    """up is halfway between two outputs, or 2^-18 of it off, as a sum of three: rounded to nearest, ties to even."""
+    p, rng = case.problem, rng_of(case)
+    eps = torch.finfo(DTYPES[p.dtype]).eps
+    parts = np.stack(
+        (1 + rng.integers(0, round(1 / eps), p.n) * eps, np.full(p.n, eps / 2), rng.integers(-1, 2, p.n) * 2.0**-18)
+    )[: p.k]
+    places = torch.from_numpy(rng.permutation(p.k)[: len(parts)]).to(case.device)
+    inputs = blank(case)
+    inputs.x[:, places] = 1
+    inputs.weights.gate[:, places[0]] = 64
+    inputs.weights.up[:, places] = torch.from_numpy(parts.T).to(**exact_type(case))
+    wanted = 64 * round_to(torch.from_numpy(parts.sum(0)), inputs.x.dtype)
+    return equal(run(inputs), wanted.to(case.device).expand(p.m, -1).contiguous())
+
+
+def edits(run: Subject, case: Case) -> Finding:
+    """A NaN, an infinity or a huge value in a row of x reaches that row only, in a row of a weight that column only;
+    NaN and infinities reach all of it."""
+    p = case.problem
+    before = run(drawn(case))
+    inputs = drawn(case)
+    reached, spoilt = (torch.zeros(p.m, p.n, dtype=torch.bool, device=case.device) for _ in range(2))
+    for operand, row, column, text in case.params["edits"]:
+        value = float(text) if text != "huge" else torch.finfo(inputs.x.dtype).max
+        {"x": inputs.x, "gate": inputs.weights.gate, "up": inputs.weights.up}[operand][row, column] = value
+        lines = [reached] if math.isfinite(value) else [reached, spoilt]
+        for mask in lines:
+            (mask if operand == "x" else mask.T)[row] = True
+    out = run(inputs)
+    elsewhere = differing(out, before) if run.declared.complete else ~out.isfinite()
+    return Finding((elsewhere & ~reached) | (out.isfinite() & spoilt), out, before, {})
+
+
+def _edits(p: Problem) -> st.SearchStrategy[dict[str, Any]]:
+    one = st.one_of(
+        st.tuples(
+            st.just(operand),
+            st.integers(0, rows - 1) | st.just(rows - 1),
+            st.integers(0, p.k - 1) | st.just(p.k - 1),
+            st.sampled_from(["nan", "inf", "-inf", "huge"]),
+        )
+        for operand, rows in (("x", p.m), ("gate", p.n), ("up", p.n))
+    )
+    return st.fixed_dictionaries({"edits": st.lists(one, min_size=1, max_size=3)})
+
+
+# Metamorphic relations: the same bits from other inputs
+
+
+def scaled_up(run: Subject, case: Case) -> Finding:
+    """w_up times 2^s gives the output times 2^s, where neither leaves the normal range."""
+    power = 2.0 ** case.params["s"]
+    inputs = _without_subnormals(drawn(case), case.params["s"])
+    plain = run(inputs)
+    scaled = run(fill(inputs, up=inputs.weights.up.double() * power))
+    least = 128 * torch.finfo(plain.dtype).tiny
+    normal = (plain.double().abs() > least) & (scaled.double().abs() > least)
+    return same(scaled, (plain.double() * power).to(plain.dtype), normal)
+
+
+def scaled_x(run: Subject, case: Case) -> Finding:
+    """x times 2^s with both weights times 2^-s gives the same output."""
+    power = 2.0 ** case.params["s"]
+    inputs = _without_subnormals(drawn(case), case.params["s"])
+    plain = run(inputs)
+    w = inputs.weights
+    return same(run(fill(inputs, inputs.x.double() * power, w.gate.double() / power, w.up.double() / power)), plain)
+
+
+def _without_subnormals(inputs: Inputs, s: int) -> Inputs:
+    for tensor in (inputs.x, inputs.weights.gate, inputs.weights.up):
+        tensor[tensor.abs() < torch.finfo(tensor.dtype).tiny * 2.0 ** abs(s)] = 0
+    return inputs
+
+
+def _powers(p: Problem) -> st.SearchStrategy[dict[str, Any]]:
+    most = 20 if p.dtype == "bf16" else 4
+    return st.fixed_dictionaries({"s": st.integers(-most, most).filter(bool)})
+
+
+def permuted_inside_steps(run: Subject, case: Case) -> Finding:
+    """Order inside 16 neighbouring columns of k does not matter."""
+    k, rng = case.problem.k, rng_of(case)
+    steps = [start + rng.permutation(min(16, k - start)) for start in range(0, k, 16)]
+    order = torch.from_numpy(np.concatenate(steps)).to(case.device)
+    inputs = drawn(case)
+    plain, w = run(inputs), inputs.weights
+    return same(run(fill(inputs, inputs.x[:, order], w.gate[:, order], w.up[:, order])), plain)
+
+
+def permuted_rows(run: Subject, case: Case) -> Finding:
+    """Permuting the rows of x permutes the output's."""
+    order = torch.from_numpy(rng_of(case).permutation(case.problem.m)).to(case.device)
+    inputs = drawn(case)
+    plain = run(inputs)
+    return same(run(fill(inputs, inputs.x[order])), plain[order])
+
+
+def permuted_columns(run: Subject, case: Case) -> Finding:
+    """Permuting the rows of both weights permutes the output's columns."""
+    order = torch.from_numpy(rng_of(case).permutation(case.problem.n)).to(case.device)
+    inputs = drawn(case)
+    plain, w = run(inputs), inputs.weights
+    return same(run(fill(inputs, gate=w.gate[order], up=w.up[order])), plain[:, order])
+
+
+def row_alone(run: Subject, case: Case) -> Finding:
+    """A row of the output is the same whatever M is, by whatever config the kernel takes for so few rows."""
+    inputs, row = drawn(case), case.params["row"]
+    whole = run(inputs)
+    alone = replace(case.problem, m=1)
+    return same(run(fill(drawn(case, alone), inputs.x[row : row + 1]), alone), whole[row : row + 1])
+
+
+def another_config(run: Subject, case: Case) -> Finding:
+    """All configs of a kernel under one arithmetic give the same bits."""
+    assert run.kernel
+    inputs = drawn(case)
+    plain = run(inputs)
+    able = [
+        c
+        for c in run.kernel.configs(case.problem)
+        if run.kernel.why_not(case.problem, c, run.arithmetic, run.device) is None
+    ]
+    return same(run(inputs, config=str(able[case.params["other"] % len(able)])), plain)
+
+
+def _rows(p: Problem) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"row": st.integers(0, p.m - 1) | st.just(p.m - 1)})
+
+
+def _others(p: Problem) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"other": st.integers(0, 63)})
+
+
+def again(run: Subject, case: Case) -> Finding:
+    """The same inputs give the same bits."""
+    inputs = drawn(case)
+    plain = run(inputs)
+    return same(run(inputs), plain)
+
+
+def order_probes(run: Subject, case: Case) -> Finding:
+    """Triples 2^e, 1 and -2^e anywhere in k: what is left of the 1 tells the order of the sums, where they are cut, and
+    to how many bits. Expected from a chain in Python's integers."""
+    p, rng = case.problem, rng_of(case)
+    inputs = blank(case)
+    inputs.x.fill_(4096)
+    inputs.weights.gate[:, 0] = 64 / 4096
+    wanted = torch.zeros(p.n, dtype=torch.float64)
+    for column in range(p.n):
+        e, places = int(rng.integers(23, 28)), rng.permutation(p.k)[:3]
+        signs = int(rng.choice([-1, 1])), int(rng.choice([-1, 1]))
+        terms = dict(zip(places.tolist(), (signs[0] << e, signs[1], -signs[0] << e), strict=False))
+        for place, term in terms.items():
+            inputs.weights.up[column, place] = term / 4096
+        wanted[column] = 64 * _chain(terms, p.k)
+    return equal(run(inputs), round_to(wanted, inputs.x.dtype).to(case.device).expand(p.m, -1).contiguous())
+
+
+def _chain(terms: dict[int, int], k: int) -> int:
+    """Steps of 16 whose terms are cut to 25 bits below the largest's first, sums to fp32's 24 bits, toward zero."""
+    total = 0
+    for start in range(0, k, 16):
+        here = [total, *(terms.get(place, 0) for place in range(start, start + 16))]
+        total = sum(_cut(term, max(abs(t).bit_length() for t in here) - 26) for term in here)
+        total = _cut(total, abs(total).bit_length() - 24)
+    return total
+
+
+def _cut(value: int, bits: int) -> int:
+    """The value with so many of its last bits set to zero."""
+    size = abs(value) >> max(bits, 0) << max(bits, 0)
+    return size if value >= 0 else -size
+
+
+# Distances from the exact result, and from the model
+
+
+def near_exact(run: Subject, case: Case) -> Finding:
+    """Every output is within the error that the declared rounding points allow; how far it is, is measured."""
+    inputs, p = drawn(case), case.problem
+    out, a = run(inputs), run.declared
+    wanted = exact(inputs.x, inputs.weights, p.activation, out_dtype=out.dtype)
+    bound = error_bound(inputs.x, inputs.weights, p.activation, rounds=a.rounds, recipe=a.recipe)
+    found = mismatch(out, wanted)
+    if math.isfinite(found.m1_max):
+        target(float(found.m1_max), label="ulps")
+    measured = {f.name: getattr(found, f.name) for f in fields(found)}
+    return Finding(~within_bound(out, wanted.value, bound), out, wanted.rounded, measured)
+
+
+def as_predicted(run: Subject, case: Case) -> Finding:
+    """M0: the bits are those of the declared arithmetic, by the device's own executor of the rule."""
+    inputs, a = drawn(case), run.declared
+    out = run(inputs)
+    if not a.complete:
+        pytest.skip(f"{case.kernel} declares {a}: nothing to predict")
+    predicted = (executor(run.device.type) or execute)(a, inputs.x, inputs.weights, case.problem.activation)
+    wrong = differing(out, predicted.to(out.device))
+    return same(out, predicted.to(out.device), m0=float(wrong.float().mean()))
+
+
+ANY = (*sorted(FAMILIES), *BITS)
+ALL_ACTIVATIONS = ("silu", "gelu_tanh", "relu", "sigmoid")
+RELATIONS: dict[str, Relation] = {
+    "small integers": Relation(small_integers, any_kernel, ("integers",), activations=ALL_ACTIVATIONS),
+    "all ones": Relation(all_ones, any_kernel),
+    "one-hot rows": Relation(one_hot, any_kernel),
+    "column codes": Relation(column_codes, any_kernel),
+    "ties to even": Relation(ties, any_kernel),
+    "sparse edits": Relation(edits, any_kernel, params=_edits),
+    "near exact": Relation(
+        near_exact, declared_or_usual, (*sorted(FAMILIES), "subnormal"), activations=ALL_ACTIVATIONS, bias=True
+    ),
+    "as predicted": Relation(as_predicted, declared, ANY, activations=ALL_ACTIVATIONS, bias=True, on=("cuda",)),
+    "w_up scaled": Relation(scaled_up, params=_powers, activations=ALL_ACTIVATIONS),
+    "x and weights scaled": Relation(scaled_x, params=_powers, activations=ALL_ACTIVATIONS),
+    "k permuted inside steps": Relation(permuted_inside_steps, families=ANY),
+    "rows of x permuted": Relation(permuted_rows, families=ANY, bias=True),
+    "rows of weights permuted": Relation(permuted_columns, families=ANY),
+    "a row alone": Relation(row_alone, families=ANY, params=_rows, bias=True),
+    "another config": Relation(another_config, families=ANY, params=_others, bias=True, on=("cpu", "cuda")),
+    "run again": Relation(again, families=ANY, bias=True, on=("cpu", "cuda")),
+    "order probes": Relation(order_probes, one_chain),
+}
+
+
+# Drawing and checking
+
+
+def pairs(device: str) -> list[Any]:
+    """Each relation with each subject, for `pytest.mark.parametrize`: every registered kernel that computes SwiGLU, and
+    on a CPU the model. What cannot be loaded is marked to skip."""
+    return [
+        pytest.param(relation, name, marks=marks, id=f"{relation}-{name}")
+        for relation, rule in RELATIONS.items()
+        for name, marks in subjects(device)
+        if (MODEL if name == MODEL else device) in rule.on
+    ]
+
+
+@cache
+def subjects(device: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = [(MODEL, ())] if device == "cpu" else []
+    for name in kernel_names():
+        try:
+            if get_kernel(name).computes == "swiglu" and name not in COMPILES_FOR_SECONDS:
+                found.append((name, ()))
+        except ImportError as error:
+            found.append((name, pytest.mark.skip(reason=f"{name}: {error}")))
+    return found
+
+
+@cache
+def modelled(activation: str) -> tuple[Arithmetic, ...]:
+    """The complete arithmetics that registered kernels declare."""
+    found: dict[Arithmetic, None] = {}
+    for name in kernel_names():
+        try:
+            kernel = get_kernel(name)
+        except ImportError:
+            continue
+        if kernel.computes == "swiglu" and activation in kernel.activations:
+            offered = kernel.arithmetics(Problem(64, 64, 64, activation=activation))
+            found |= dict.fromkeys(a for a in offered if a.complete)
+    return tuple(found)
+
+
+@st.composite
+def cases(draw: st.DrawFn, relation: str, name: str, device: str, **largest: int) -> Case:
+    """A case for a subject: the drawn problem, or where the kernel refuses that one without biases, then one with
+    aligned rows. Skips the test, with the reason, where it refuses this too. largest: max_m, max_n, max_k."""
+    rule = RELATIONS[relation]
+    kernel = None if name == MODEL else get_kernel(name)
+    activations = [a for a in rule.activations if kernel is None or a in kernel.activations] or list(rule.activations)
+    dtypes = ("bf16", "fp16") if kernel is None else kernel.dtypes
+    problem = draw(problems(dtypes=dtypes, activations=activations, bias=rule.bias, **largest))
+    if kernel is None:
+        config, arithmetic = "default", draw(st.sampled_from(modelled(problem.activation)))
+    else:
+        problem, config, arithmetic = _supported(draw, kernel, problem, torch.device(device))
+    return Case(
+        relation,
+        name,
+        str(config),
+        str(arithmetic),
+        problem,
+        draw(st.sampled_from(rule.families)),
+        draw(seeds()),
+        draw(rule.params(problem)),
+        device,
+    )
+
+
+def _supported(draw: st.DrawFn, kernel: Kernel, problem: Problem, device: torch.device):
+    choice = draw(st.integers(0, 63))
+    plain = replace(problem, bias=False)
+    n, k = -(-problem.n // 8) * 8, -(-problem.k // 8) * 8
+    aligned = Problem(problem.m, n, k, problem.dtype, activation=problem.activation, layout=problem.layout)
+    reason = ""
+    for attempt in dict.fromkeys((problem, plain, aligned)):
+        try:
+            offered = list(kernel.arithmetics(attempt))
+            arithmetic = offered[choice % len(offered)]
+            able = []
+            for config in kernel.configs(attempt):
+                refused = kernel.why_not(attempt, config, arithmetic, device)
+                able += [] if refused else [config]
+                reason = refused or reason
+        except ArgumentError as error:
+            able, reason = [], str(error)
+        if able:
+            return attempt, able[choice // len(offered) % len(able)], arithmetic
+    pytest.skip(f"{kernel.name}: {reason}")
+
+
+def check(case: Case) -> None:
+    """Runs the case's relation; raises AssertionError where words contradict it that its declaration forbids to.
+
+    Measures either way. A case that fails, by whatever error, is saved.
+    """
+    relation = RELATIONS[case.relation]
+    try:
+        subject = Subject(case)
+        finding = relation.find(subject, case)
+        implied = relation.holds(subject.declared, case)
+        failed = implied and bool(finding.wrong.any())
+        record(_row(case, subject, finding, failed))
+        if failed:
+            distance = ulp_distance(finding.actual, finding.expected)
+            what = f"contradict '{case.relation}', which {subject.declared} implies"
+            raise_where(finding.wrong, what, distance, finding.actual, finding.expected)
+    except Exception:
+        save(case.to_dict())
+        raise
+
+
+def _row(case: Case, subject: Subject, finding: Finding, failed: bool) -> Row:
+    p = case.problem
+    described = {name: getattr(p, name) for name in ("m", "n", "k", "dtype", "activation", "bias", "layout")}
+    measured = {"outputs": finding.wrong.numel(), **finding.measured}
+    return Row(
+        kernel=case.kernel,
+        config=case.config,
+        arithmetic=str(subject.declared),
+        role=subject.kernel.role if subject.kernel else None,
+        ran_on=subject.ran_on,
+        status="failed" if failed else "ok",
+        reason=f"contradicts '{case.relation}'" if failed else None,
+        inputs=case.family,
+        seed=case.seed,
+        relation=case.relation,
+        contradicted=float(finding.wrong.double().mean()) if finding.wrong.numel() else 0.0,
+        **described,
+        **measured,
+    )
