@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cutlass_kernels.unit import Unit
 from fused_swiglu.sm90_rule import STEPS, Step
 
-SOURCE = Path(__file__).parent / "gpu" / "wgmma.cu"
+UNIT = Unit(str(Path(__file__).parent / "gpu" / "wgmma.cu"), ctypes=True)
 ROWS = 64  # of a wgmma's accumulator
 
 
@@ -41,19 +40,6 @@ FORMATS = {
 }
 WIDTHS = (8, 256)
 SOURCES_OF_A = ("shared", "registers")
-
-
-def nvcc() -> str | None:
-    return shutil.which("nvcc")
-
-
-def build(folder: Path) -> Path:
-    """The harness as a shared library in that folder. Raises CalledProcessError, with the compiler's words printed."""
-    compiler, library = nvcc(), folder / "wgmma.so"
-    assert compiler, "no nvcc on PATH"
-    target = ["-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3", "-cudart", "static"]
-    subprocess.run([compiler, *target, "-shared", "-Xcompiler", "-fPIC", SOURCE, "-o", library], check=True)
-    return library
 
 
 def launch(

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 import torch
 
+from cutlass_kernels import toolchain
 from fused_swiglu.sm90 import accumulate
 
 OUTPUTS = {"any bits": 2**20}  # for each harness; of the other kinds 2^18
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if not harness.nvcc():
-        pytest.skip("no nvcc on PATH")
-    return ctypes.CDLL(str(harness.build(tmp_path_factory.mktemp("wgmma"))))
+def library() -> ctypes.CDLL:
+    if reason := toolchain.why_not(harness.UNIT):
+        pytest.skip(reason)
+    return toolchain.load(harness.UNIT)
 
 
 @pytest.mark.parametrize("kind", sorted(harness.KINDS))

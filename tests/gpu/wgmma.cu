@@ -78,6 +78,8 @@ __device__ void run(const uint8_t* a, const uint8_t* b, const float* c, float* d
 #define FROM_SHARED_shared true
 #define FROM_SHARED_registers false
 
+#define EXPORT __attribute__((visibility("default")))
+
 // FLAGS: the accumulator takes part, nothing is negated, and, where the format has a choice, nothing is transposed.
 #define HARNESS(TYPE, N, K, A, FLAGS)                                                                            \
   __global__ void __launch_bounds__(kThreads) kernel_##TYPE##_n##N##_##A(                                        \
@@ -90,8 +92,8 @@ __device__ void run(const uint8_t* a, const uint8_t* b, const float* c, float* d
     };                                                                                                           \
     run<N, FROM_SHARED_##A>(a, b, c, d, instruction);                                                            \
   }                                                                                                              \
-  extern "C" int wgmma_##TYPE##_n##N##_##A(const void* a, const void* b, const void* c, void* d, unsigned count, \
-                                           cudaStream_t stream) {                                                \
+  extern "C" EXPORT int wgmma_##TYPE##_n##N##_##A(const void* a, const void* b, const void* c, void* d,          \
+                                                  unsigned count, cudaStream_t stream) {                         \
     kernel_##TYPE##_n##N##_##A<<<count, kThreads, 0, stream>>>(                                                  \
         static_cast<const uint8_t*>(a), static_cast<const uint8_t*>(b), static_cast<const float*>(c),            \
         static_cast<float*>(d));                                                                                 \
