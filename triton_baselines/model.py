@@ -33,9 +33,12 @@ _OUTPUTS_AT_ONCE = 2**28  # 1 GiB of fp32 accumulators for gate, as much for up
 def _chain(
     a_significand, a_exponent, b_significand, b_exponent, out, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, PRODUCTS: tl.constexpr, FRACTION: tl.constexpr, CUT: tl.constexpr,
-    PRODUCT_FRACTION: tl.constexpr, SPECIAL: tl.constexpr,
+    PRODUCT_FRACTION: tl.constexpr, SPECIAL: tl.constexpr, BATCH: tl.constexpr,
 ):  # fmt: skip
-    """out[M, N]: fp32 accumulators, from operands split into integers and transposed to [K, M] and [K, N]."""
+    """out[M, N]: fp32 accumulators, from operands split into integers and transposed to [K, M] and [K, N].
+
+    BATCH: how many products of a step are written out in a row, a divisor of PRODUCTS and even.
+    """
     tiles_n = (N + BN - 1) // BN
     rows = tl.program_id(0) // tiles_n * BM + tl.arange(0, BM)
     columns = tl.program_id(0) % tiles_n * BN + tl.arange(0, BN)
@@ -49,14 +52,15 @@ def _chain(
         own = tl.where(significand == 0, _ZERO_EXPONENT, tl.maximum(biased, 1) - 127)
         largest = own
         smallest = own
-        for i in tl.static_range(PRODUCTS):
-            ea = tl.load(a_exponent + (k0 + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
-            eb = tl.load(b_exponent + (k0 + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
-            e = ea[:, None] + eb[None, :]
-            if SPECIAL:
-                e = tl.where(_is_special(e), _NO_EXPONENT, e)
-            largest = tl.maximum(largest, e)
-            smallest = tl.minimum(smallest, e)
+        for k in tl.range(0, PRODUCTS, BATCH):
+            for i in tl.static_range(BATCH):
+                ea = tl.load(a_exponent + (k0 + k + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
+                eb = tl.load(b_exponent + (k0 + k + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
+                e = ea[:, None] + eb[None, :]
+                if SPECIAL:
+                    e = tl.where(_is_special(e), _NO_EXPONENT, e)
+                largest = tl.maximum(largest, e)
+                smallest = tl.minimum(smallest, e)
         # A product that is zero takes part with an exponent of its own.
         zero_term = smallest < _NO_EXPONENT // 2
         largest = tl.where(zero_term, tl.maximum(largest, _ZERO_EXPONENT), largest)
@@ -65,23 +69,24 @@ def _chain(
         low = tl.where(bits < 0, -term, term)
         high = tl.full((BM, BN), 0, tl.int32)
         special = tl.full((BM, BN), 0.0, tl.float32)
-        for i in tl.static_range(PRODUCTS):
-            ea = tl.load(a_exponent + (k0 + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
-            eb = tl.load(b_exponent + (k0 + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
-            sa = tl.load(a_significand + (k0 + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
-            sb = tl.load(b_significand + (k0 + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
-            product = sa[:, None] * sb[None, :]
-            e = ea[:, None] + eb[None, :]
-            if SPECIAL:
-                special += tl.where(_is_special(e), _special_product(e, product), 0.0)
-                product = tl.where(_is_special(e), 0, product)
-                e = tl.where(_is_special(e), _NO_EXPONENT, e)
-            term = _shifted(tl.abs(product), FRACTION - PRODUCT_FRACTION, largest - e)
-            term = tl.where(product < 0, -term, term)
-            if i % 2 == 0:
-                low += term
-            else:
-                high += term
+        for k in tl.range(0, PRODUCTS, BATCH):
+            for i in tl.static_range(BATCH):
+                ea = tl.load(a_exponent + (k0 + k + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
+                eb = tl.load(b_exponent + (k0 + k + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
+                sa = tl.load(a_significand + (k0 + k + i) * a_step + rows, mask=in_rows, other=0).to(tl.int32)
+                sb = tl.load(b_significand + (k0 + k + i) * b_step + columns, mask=in_columns, other=0).to(tl.int32)
+                product = sa[:, None] * sb[None, :]
+                e = ea[:, None] + eb[None, :]
+                if SPECIAL:
+                    special += tl.where(_is_special(e), _special_product(e, product), 0.0)
+                    product = tl.where(_is_special(e), 0, product)
+                    e = tl.where(_is_special(e), _NO_EXPONENT, e)
+                term = _shifted(tl.abs(product), FRACTION - PRODUCT_FRACTION, largest - e)
+                term = tl.where(product < 0, -term, term)
+                if i % 2 == 0:
+                    low += term
+                else:
+                    high += term
         total = (low.to(tl.int64) + high.to(tl.int64)).to(tl.float64)
         scale = ((largest.to(tl.int64) + (1023 - FRACTION)) << 52).to(tl.float64, bitcast=True)
         new = _toward_zero(total * scale, CUT)
@@ -183,14 +188,16 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, *, split_k: int = 1) -> torch.T
 def _one_chain(a: torch.Tensor, b: torch.Tensor, rule: Step) -> torch.Tensor:
     out = torch.empty(a.shape[0], b.shape[0], device=a.device)
     left, right = _split(a, rule), _split(b, rule)
-    bm, bn = 32, 64
+    special = left.special or right.special
+    # As large a tile, and as many products written out, as fit into registers.
+    bm, bn, batch = (32, 64, 16) if rule.products == 16 and not special else (32, 32, 4)
     programs = -(-a.shape[0] // bm) * -(-b.shape[0] // bn)
     if programs:
         _here(a.device)._chain[(programs,)](
             left.significand, left.exponent, right.significand, right.exponent, out, a.shape[0], b.shape[0],
             left.exponent.shape[0], BM=bm, BN=bn, PRODUCTS=rule.products, FRACTION=rule.fraction,
             PRODUCT_FRACTION=2 * rule.digits, CUT=-(1 << (23 - rule.kept)),
-            SPECIAL=left.special or right.special, num_warps=4,
+            SPECIAL=special, BATCH=batch, num_warps=4,
         )  # fmt: skip
     return out
 
