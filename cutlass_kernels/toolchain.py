@@ -84,9 +84,10 @@ def build(
     units = list(dict.fromkeys(units))
     libraries: dict[Unit, Path] = {}
     failures: list[BuildError] = []
+    running: set[subprocess.Popen[bytes]] = set()
     with ThreadPoolExecutor(jobs or _default_jobs()) as pool:
+        futures = {pool.submit(build_one, unit, folder, running): unit for unit in units}
         try:
-            futures = {pool.submit(build_one, unit, folder): unit for unit in units}
             for done, future in enumerate(as_completed(futures), 1):
                 unit = futures[future]
                 try:
@@ -97,6 +98,10 @@ def build(
                     progress(done, len(units), str(unit))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in futures):  # a thread may be about to start one more
+                for process in tuple(running):
+                    process.terminate()
+                time.sleep(0.05)
             raise
     if failures:
         raise ExceptionGroup(f"{len(failures)} of {len(units)} units do not compile", failures)
@@ -108,8 +113,11 @@ def _default_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_PER_JOB))
 
 
-def build_one(unit: Unit, folder: str | Path | None = None) -> Path:
-    """The library of a unit, compiled if need be. Raises BuildError, and ArgumentError where nothing can be built."""
+def build_one(
+    unit: Unit, folder: str | Path | None = None, running: set[subprocess.Popen[bytes]] | None = None
+) -> Path:
+    """The library of a unit, compiled if need be, by a process that is in `running` as long as it runs.
+    Raises BuildError, and ArgumentError where nothing can be built."""
     built = find(unit, folder)
     if built is not None:
         return built
@@ -121,7 +129,7 @@ def build_one(unit: Unit, folder: str | Path | None = None) -> Path:
         aside.mkdir(parents=True)
         for leftover in cache.leftovers(where):
             shutil.rmtree(leftover, ignore_errors=True)
-        _compile(unit, tools, aside)
+        _compile(unit, tools, aside, set() if running is None else running)
         return _publish(aside, where / f"{unit.name}-{tools.key}")
     except OSError as error:
         raise cache.unwritable(where, error) from error
@@ -129,7 +137,7 @@ def build_one(unit: Unit, folder: str | Path | None = None) -> Path:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _compile(unit: Unit, tools: Tools, aside: Path) -> None:
+def _compile(unit: Unit, tools: Tools, aside: Path, running: set[subprocess.Popen[bytes]]) -> None:
     """Fills a folder with a build. Raises BuildError, its log beside the folder."""
     command = unit.command(tools, aside / cache.LIBRARY)
     started = time.time()
@@ -137,7 +145,10 @@ def _compile(unit: Unit, tools: Tools, aside: Path) -> None:
         log.write(f"{shlex.join(command)}\n")
         log.flush()
         environment = os.environ | {"TMPDIR": str(aside)}
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
+            running.add(process)
+            code = process.wait()
+            running.discard(process)
     if code or not (aside / cache.LIBRARY).is_file():
         kept = aside.parent / f"{unit.name}{cache.FAILED}"
         os.replace(aside / cache.LOG, kept)

@@ -315,6 +315,28 @@ def test_a_killed_build_leaves_nothing_that_is_found(nvcc: Path, source: Path) -
     assert not leftover.exists()
 
 
+INTERRUPTED = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from cutlass_kernels import toolchain
+from cutlass_kernels.unit import Unit
+toolchain.build([Unit(sys.argv[1], (("FACTOR", factor),), ctypes=True) for factor in range(3)], jobs=1)
+"""
+
+
+def test_an_interrupt_ends_what_runs_starts_no_more_and_leaves_nothing(nvcc: Path, source: Path) -> None:
+    """Only Python gets the signal, as from a notebook; from a terminal nvcc would, too."""
+    nvcc_of_sh(nvcc, body=f": > {nvcc}/half; exec /bin/sleep 60")
+    command = [sys.executable, "-c", INTERRUPTED, str(source)]
+    builder = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_for((nvcc / "half").exists)
+    builder.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in builder.communicate(timeout=20)[1]
+    assert runs(nvcc) == 1
+    assert cache.entries(cache.root()) == []
+    assert not list(cache.root().glob(".*"))
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
     while not condition():
