@@ -39,13 +39,15 @@ def test_ieee_gives_a_cpus_bits(activation):
     assert not differ.any(), f"sign of zero at {gates[differ][:8]}"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_chain_gives_numpys_bits(dtype):
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_the_chain_gives_numpys_bits(dtype, special):
     generator = torch.Generator().manual_seed(1)
+    words = {2: torch.int16, 1: torch.int8}[dtype.itemsize]
     for k in (16, 200):
-        a, b = (
-            torch.randint(-(2**15), 2**15, (n, k), generator=generator).to(torch.int16).view(dtype) for n in (130, 90)
-        )
+        a, b = (torch.randint(-(2**15), 2**15, (n, k), generator=generator).to(words).view(dtype) for n in (130, 90))
+        if not special:
+            a, b = (torch.where(t.float().isfinite(), t.float(), 1.0).to(dtype) for t in (a, b))
         there = model.accumulate(a.to(DEVICE), b.to(DEVICE)).cpu().numpy()
         here = accumulate(a, b)
         assert not ((there.view(np.int32) != here.view(np.int32)) & ~(np.isnan(there) & np.isnan(here))).any()
