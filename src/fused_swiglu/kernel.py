@@ -42,6 +42,7 @@ class Kernel(ABC):
     name: unique, `family.variant`. role: `fused` (one launch), `unfused`, or `control` (leaves a part out).
     computes: `swiglu` ([m, n]), or `gate_up` ([m, 2n]: the products x @ w_gate.T beside x @ w_up.T).
     allocates: `run` returns a tensor of its own instead of writing the bound `out`.
+    adds_bias, writes_preactivations: whether it can, for the problems that want it.
     owns_graph: replays a CUDA graph of its own. capturable: may be captured in the caller's CUDA graph.
     """
 
@@ -50,6 +51,8 @@ class Kernel(ABC):
     computes: ClassVar[str] = "swiglu"
     config_type: ClassVar[type[Config]] = Config
     allocates: ClassVar[bool] = False
+    adds_bias: ClassVar[bool] = False
+    writes_preactivations: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16")
     activations: ClassVar[tuple[str, ...]] = ("silu",)
 
@@ -80,9 +83,9 @@ class Kernel(ABC):
             return f"writes {problem.dtype}, not {problem.out_dtype}"
         if problem.activation not in self.activations:
             return f"has {', '.join(self.activations)}, not {problem.activation}"
-        if problem.bias:
+        if problem.bias and not self.adds_bias:
             return "adds no bias"
-        if problem.outputs != ("out",):
+        if "preactivations" in problem.outputs and not self.writes_preactivations:
             return "writes no pre-activations"
         if problem.scaling != "none":
             return "takes no scales"

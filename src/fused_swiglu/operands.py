@@ -109,7 +109,7 @@ def check_fit(problem: Problem, operands: Operands, out_shape: tuple[int, int], 
         "x": (operands.x, (problem.m, problem.k), problem.dtype, problem.x_stride),
         "w_gate": (weights.gate, (problem.n, problem.k), problem.weight_dtype, problem.gate_stride),
         "w_up": (weights.up, (problem.n, problem.k), problem.weight_dtype, problem.up_stride),
-        "out": (operands.out, out_shape, problem.out_dtype, problem.out_stride),
+        "out": (operands.out, out_shape, problem.out_dtype, problem.out_stride + out_shape[1] - problem.n),
     }
     for name, (tensor, shape, dtype, stride) in named.items():
         if tuple(tensor.shape) != shape or tensor.dtype != DTYPES[dtype]:

@@ -1,0 +1,300 @@
+"""How the CUTLASS kernels are built, bound and launched, and how they run as their model without an SM90 GPU."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fused_swiglu import DTYPES, Arithmetic, Bound, Compiled, Config, Kernel, Operands, Problem
+from fused_swiglu.errors import ArgumentError
+from fused_swiglu.operands import check_fit
+from fused_swiglu.problem import ACTIVATIONS
+from fused_swiglu.sm90 import accumulate, execute
+
+from . import toolchain
+from .unit import Unit
+
+# As gate.cuh numbers them.
+ACTIVATION_NUMBERS = {name: i for i, name in enumerate(("silu", "gelu_tanh", "relu", "sigmoid"))}
+RECIPE_NUMBERS = {name: i for i, name in enumerate(("ieee", "ex2", "tanh", "poly3", "none"))}
+SHARED_MEMORY = 227 * 1024  # bytes that a thread block can have on an SM
+
+
+class CutlassKernel(Kernel):
+    """What the CUTLASS kernels share. Weights are read in place, stacked or separate.
+
+    A build is of one config, dtype, activation and recipe, and serves every size and stride.
+    """
+
+    source: ClassVar[str]
+    dtypes = ("bf16", "fp16")
+    activations = ACTIVATIONS
+    adds_bias = True
+    writes_preactivations = True
+
+    @abstractmethod
+    def table(self) -> tuple[Any, ...]:
+        """Every geometry that is offered, whatever the problem."""
+
+    @abstractmethod
+    def defines(self, config: Any) -> dict[str, int]:
+        """The config as macros."""
+
+    @abstractmethod
+    def invalid(self, config: Any) -> str | None:
+        """Why no such kernel can be built; None where it can."""
+
+    def units(self) -> Iterator[tuple[str, Unit]]:
+        """What `fused-swiglu build` offers: every config in bf16, for each recipe of silu."""
+        problem = Problem(1, 8, 8)
+        for config in self.table():
+            for arithmetic in self.arithmetics(problem):
+                yield f"{config} {arithmetic}", self.unit(problem, config, arithmetic)
+
+    def unit(self, problem: Problem, config: Any, arithmetic: Arithmetic, *, debug: str | None = None) -> Unit:
+        """What is compiled for this. debug: `dump`, whose `bind` takes a buffer for the fp32 accumulators."""
+        options = {
+            "FS_DTYPE": ("bf16", "fp16").index(problem.dtype),
+            "FS_ACTIVATION": ACTIVATION_NUMBERS[problem.activation],
+            "FS_RECIPE": RECIPE_NUMBERS[arithmetic.recipe],
+            "FS_BIAS": int(problem.bias),
+            "FS_PREACTIVATIONS": int("preactivations" in problem.outputs),
+            "FS_DUMP": int(debug == "dump"),
+        }
+        return Unit(self.source, tuple(sorted((options | self.defines(config)).items())))
+
+    def arithmetics(self, problem: Problem) -> tuple[Arithmetic, ...]:
+        recipes = ("none",) if problem.activation == "relu" else ("ieee", "ex2", "tanh", "poly3")
+        return tuple(Arithmetic("sm90", recipe) for recipe in recipes)
+
+    def why_not(self, problem: Problem, config: Any, arithmetic: Arithmetic, device: torch.device) -> str | None:
+        if reason := super().why_not(problem, config, arithmetic, device):
+            return reason
+        if reason := self.invalid(config):
+            return reason
+        if problem.row_alignment < 16:
+            return self._unaligned(problem)
+        beside = self.computes == "gate_up" or "preactivations" in problem.outputs
+        if beside and problem.n % 8:
+            return f"writes gate beside up by TMA: n must be a multiple of 8, not {problem.n}"
+        if device.type == "cuda" and _has_sm90(device):
+            return toolchain.why_not(self.unit(problem, config, arithmetic))
+        return None
+
+    @staticmethod
+    def _unaligned(problem: Problem) -> str:
+        size = DTYPES[problem.dtype].itemsize
+        for name in ("x_stride", "gate_stride", "up_stride", "out_stride"):
+            if getattr(problem, name) * size % 16:
+                return f"moves rows by TMA: {name} must be a multiple of {16 // size} elements"
+        return f"moves rows by TMA: every tensor must start at a multiple of 16 bytes, not of {problem.alignment}"
+
+    def compile(self, problem: Problem, config: Any, arithmetic: Arithmetic, device: torch.device) -> Compiled:
+        if device.type != "cuda" or not _has_sm90(device):
+            return _Model(self, problem, arithmetic)
+        return _Built(self, problem, config, arithmetic, toolchain.load(self.unit(problem, config, arithmetic)))
+
+    def predict(self, problem: Problem, arithmetic: Arithmetic, operands: Operands) -> torch.Tensor:
+        """By the model, on a CPU, what a run writes."""
+        return execute(
+            arithmetic, operands.x, operands.weights, problem.activation, out_dtype=DTYPES[problem.out_dtype]
+        )
+
+    def accumulators(self, problem: Problem, config: Any, arithmetic: Arithmetic, operands: Operands) -> torch.Tensor:
+        """fp32 [m, 2n], gate beside up: the sums of a debug build of this config, before bias and activation.
+        Needs an SM90 GPU and nvcc."""
+        sums = torch.full((problem.m, 2 * problem.n), torch.nan, device=operands.x.device)
+        module = toolchain.load(self.unit(problem, config, arithmetic, debug="dump"))
+        _Launch(module, problem, config, operands, sums).run()
+        return sums
+
+
+def _has_sm90(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+class _Launch(Bound):
+    """A handle of a built library: descriptors, grid and arguments, made once."""
+
+    def __init__(
+        self, module: Any, problem: Problem, config: Any, operands: Operands, debug: torch.Tensor | None = None
+    ) -> None:
+        self.out, self._tensors = operands.out, (operands, debug)
+        weights = operands.weights
+        self._device = operands.x.device.index
+        self._handle = module.bind(
+            *map(_address, (operands.out, operands.x, weights.gate, weights.up, weights.bias_gate, weights.bias_up)),
+            _address(operands.preactivations), _address(debug),
+            problem.m, problem.n, problem.k, problem.x_stride, problem.gate_stride, problem.up_stride,
+            operands.out.stride(0) if problem.m > 1 else operands.out.shape[1],
+            operands.preactivations.stride(0) if operands.preactivations is not None else 0,
+            self._device, config.band,
+        )  # fmt: skip
+        self._run: Callable[[int, int], None] = module.run
+        self._stream = torch._C._cuda_getCurrentRawStream
+        weakref.finalize(self, module.release, self._handle)
+
+    def run(self) -> torch.Tensor:
+        self._run(self._handle, self._stream(self._device))
+        return self.out
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+@dataclass(slots=True)
+class _Built(Compiled):
+    kernel: CutlassKernel
+    problem: Problem
+    config: Any
+    arithmetic: Arithmetic
+    module: Any
+    ran_on: str | None = None
+
+    def bind(self, operands: Operands) -> Bound:
+        _check(self.kernel, self.problem, operands, "cuda")
+        return _Launch(self.module, self.problem, self.config, operands)
+
+
+@dataclass(slots=True)
+class _Model(Compiled):
+    kernel: CutlassKernel
+    problem: Problem
+    arithmetic: Arithmetic
+    ran_on: str | None = "model"
+
+    def bind(self, operands: Operands) -> Bound:
+        _check(self.kernel, self.problem, operands, operands.x.device.type)
+        return _BoundModel(self.kernel, self.problem, self.arithmetic, operands)
+
+
+@dataclass(slots=True)
+class _BoundModel(Bound):
+    kernel: CutlassKernel
+    problem: Problem
+    arithmetic: Arithmetic
+    operands: Operands
+
+    def run(self) -> torch.Tensor:
+        given = self.operands
+        given.out.copy_(self.kernel.predict(self.problem, self.arithmetic, given))
+        if given.preactivations is not None:
+            given.preactivations.copy_(preactivations(given).to(given.preactivations.dtype))
+        return given.out
+
+
+def preactivations(operands: Operands) -> torch.Tensor:
+    """By the model: fp32 [m, 2n], the accumulators with their biases, gate beside up."""
+    weights, x = operands.weights, operands.x
+    halves = []
+    for weight, bias in ((weights.gate, weights.bias_gate), (weights.up, weights.bias_up)):
+        total = accumulate(x, weight)
+        halves.append(total if bias is None else total + bias.cpu().float())
+    return torch.cat(halves, dim=1)
+
+
+def _check(kernel: CutlassKernel, problem: Problem, operands: Operands, device_type: str) -> None:
+    check_fit(problem, operands, kernel.output_shape(problem), device_type)
+    weights = operands.weights
+    vectors = {"bias_gate": weights.bias_gate, "bias_up": weights.bias_up} if problem.bias else {}
+    for name, bias in vectors.items():
+        if bias is None or bias.shape != (problem.n,) or bias.dtype != DTYPES[problem.dtype] or bias.stride(0) != 1:
+            raise ArgumentError(name, f"is {bias if bias is None else tuple(bias.shape)}", f"give [{problem.n}]")
+    if "preactivations" in problem.outputs:
+        given = operands.preactivations
+        if given is None or given.shape != (problem.m, 2 * problem.n) or given.dtype != DTYPES[problem.out_dtype]:
+            raise ArgumentError("preactivations", "missing or misshapen", f"give [{problem.m}, {2 * problem.n}]")
+        if given.stride(1) != 1 or given.stride(0) % 8 or given.data_ptr() % 16:
+            raise ArgumentError("preactivations", f"has strides {given.stride()}", "align its rows to 16 bytes")
+
+
+def bytes_of(bm: int, bn: int, passes: int, stages: int) -> int:
+    """Shared memory of a kernel on CuTe's atoms: tile.cuh's `Shared`."""
+    width = bn * (2 if passes == 1 else 1)
+    chunk = bn if bn <= 128 else bn // 2
+    return stages * ((bm + width) * 64 * 2 + 16) + 2 * 64 * chunk * 2
+
+
+def most_stages(bm: int, bn: int, passes: int) -> int:
+    """As many stages as fit."""
+    return next(s for s in range(12, 0, -1) if bytes_of(bm, bn, passes, s) <= SHARED_MEMORY - 1024)
+
+
+def invalid_tile(bm: int, bn: int, passes: int, config: Any) -> str | None:
+    """What tile.cuh asserts, in words."""
+    team = {"pingpong": 1, "cooperative": 2}.get(config.schedule)
+    if team is None:
+        return f"has the schedules pingpong and cooperative, not {config.schedule!r}"
+    if bm < 64 * team or bm % (64 * team) or bm > 256:
+        return f"takes bm in multiples of {64 * team} up to 256 in the {config.schedule} schedule, not {bm}"
+    width = bn * (2 if passes == 1 else 1)
+    if bn < 16 or bn % (16 if bn <= 128 else 32) or width > 256:
+        return f"takes bn in multiples of 16, over 128 of 32, up to {256 // (width // bn)}, not {bn}"
+    if bm // 64 // team * bn > 208:
+        return "has too few registers for these accumulators: choose a smaller tile"
+    if (
+        config.cluster_m not in (1, 2, 4)
+        or config.cluster_n not in (1, 2, 4)
+        or 1 < config.cluster_m < config.cluster_n
+    ):
+        return "takes clusters of 1, 2 or 4 along one dimension"
+    if config.cluster_m > 1 and config.cluster_n > 1:
+        return "takes clusters along one dimension"
+    if (bn if config.cluster_m > 1 else bm) % (8 * config.cluster_m * config.cluster_n):
+        return "each thread block of a cluster loads whole groups of 8 rows: choose a smaller cluster"
+    if config.stages < 2:
+        return "takes at least 2 stages"
+    if bytes_of(bm, bn, passes, config.stages) > SHARED_MEMORY - 1024:
+        return f"has shared memory for at most {most_stages(bm, bn, passes)} stages of this tile"
+    if config.band < 1:
+        return "takes a band of at least 1"
+    return None
+
+
+def tile_defines(config: Any, passes: int) -> dict[str, int]:
+    return {
+        "FS_BM": config.bm,
+        "FS_BN": config.bn,
+        "FS_STAGES": config.stages,
+        "FS_PINGPONG": int(config.schedule == "pingpong"),
+        "FS_PASSES": passes,
+        "FS_CLUSTER_M": config.cluster_m,
+        "FS_CLUSTER_N": config.cluster_n,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig(Config):
+    """bm x bn: output tile, of a warpgroup in the pingpong schedule and of two in the cooperative one. stages: of 64
+    along k. cluster_m, cluster_n: thread blocks along m that share a tile of the weights, or along n that share one of
+    x. band: rows of clusters swept together, a launch argument."""
+
+    bm: int
+    bn: int
+    stages: int
+    schedule: str = "pingpong"
+    cluster_m: int = 1
+    cluster_n: int = 1
+    band: int = 8
+
+
+def best_first(problem: Problem, table: Iterable[Any]) -> tuple[Any, ...]:
+    """The geometries for a problem, the one that should be quickest first: least time of the busiest SM, where a tile
+    costs its area over the efficiency that its size allows. By the cost model of fill traffic, not by measurement."""
+
+    def cost(config: Any) -> float:
+        cluster = config.cluster_m * config.cluster_n
+        tiles = -(-problem.m // (config.bm * config.cluster_m)) * -(-problem.n // (config.bn * config.cluster_n))
+        workers = 132 // cluster * (2 if config.schedule == "pingpong" else 1)
+        waves = -(-tiles // workers)
+        fill = 1 / (config.bm * config.cluster_n) + 1 / (2 * config.bn * config.cluster_m)
+        rate = 1 if config.schedule == "pingpong" else 2
+        return waves * config.bm * config.bn * (1 + 64 * fill) / rate
+
+    return tuple(sorted(table, key=cost))
