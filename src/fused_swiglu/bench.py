@@ -15,7 +15,7 @@ from .arithmetic import Arithmetic
 from .config import Config
 from .inputs import make_inputs, make_out
 from .kernel import Bound, Compiled, Kernel
-from .numerics import Mismatch, mismatch
+from .numerics import TOLERANCES, Mismatch, Tolerances, mismatch
 from .operands import Operands, Weights
 from .plan import Candidate, Case, first_line
 from .problem import DTYPES, Problem
@@ -62,10 +62,16 @@ class Bench:
     """One case on one device: operands, outputs and exact result, each made once, when first needed."""
 
     def __init__(
-        self, case: Case, seed: int, device: torch.device, environment: Environment, sets: int | None = None
+        self,
+        case: Case,
+        seed: int,
+        device: torch.device,
+        environment: Environment,
+        sets: int | None = None,
+        tolerances: Tolerances = TOLERANCES,
     ) -> None:
         self.case, self.problem, self.seed, self.device = case, case.problem, seed, device
-        self.environment = environment
+        self.environment, self.tolerances = environment, tolerances
         self.sets = timing.buffer_sets(self.problem, device) if sets is None else sets
         self.rows = sampled_rows(self.problem, CHECKED_OUTPUTS.get(device.type, 2**19), seed)
         self._operands: list[tuple[torch.Tensor, Weights]] = []
@@ -147,7 +153,9 @@ class Bench:
         unwritten = int((out.isnan() if interpreted else _words(out) == POISON).sum())
         if unwritten:
             raise RuntimeError(f"left {unwritten} of {out.numel()} outputs unwritten")
-        return out, _fields(mismatch(out if self.rows is None else out[self.rows.to(out.device)], wanted))
+        return out, _fields(
+            mismatch(out if self.rows is None else out[self.rows.to(out.device)], wanted, self.tolerances)
+        )
 
     def _fingerprint(self) -> tuple[int, ...]:
         x, weights = self.operands()[0]

@@ -15,7 +15,7 @@ from .arithmetic import Arithmetic
 from .bench import Bench, Built, Progress, Steps
 from .cores import execute, of_columns
 from .errors import ArgumentError
-from .numerics import differing
+from .numerics import TOLERANCES, Tolerances, differing
 from .operands import Operands, Weights
 from .plan import Plan
 from .problem import DTYPES, address_alignment
@@ -83,6 +83,7 @@ def check(
     repeats: int = 3,
     executor: str = "device",
     sample: int | None = None,
+    tolerances: Tolerances = TOLERANCES,
     environment: Environment,
     progress: Progress | None = None,
 ) -> Iterator[Row]:
@@ -103,7 +104,7 @@ def check(
     sample = SAMPLES[executor] if sample is None else sample
     steps = Steps(sum(len(candidates) for _, candidates in work), progress)
     for case, candidates in work:
-        bench = Bench(case, seed, device, environment, sets=1)
+        bench = Bench(case, seed, device, environment, sets=1, tolerances=tolerances)
         predictor = _Predictor(bench, executor, sample)
         for candidate in candidates:
             steps.next(f"checking {candidate.name}")

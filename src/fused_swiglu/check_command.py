@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     work, where = study_command.planned(args)
     options = {"seed": args.seed, "repeats": args.repeats[0], "executor": args.executor}
     options["sample"] = args.sample[0] if args.sample else None
+    options["tolerances"] = study_command.tolerances(args)
     rows = study_command.collect(
         args,
         work,

@@ -10,6 +10,7 @@ import torch
 from . import timing
 from .bench import Bench, Progress, Steps, default_device
 from .errors import ArgumentError
+from .numerics import TOLERANCES, Tolerances
 from .plan import Candidate, Case, Plan, plan
 from .problem import Problem
 from .results import Environment, Row
@@ -26,6 +27,7 @@ def compare(
     inputs: str = "normal",
     seed: int = 0,
     regime: str = "burst",
+    tolerances: Tolerances = TOLERANCES,
     device: torch.device | None = None,
     environment: Environment | None = None,
     progress: Progress | None = None,
@@ -34,7 +36,15 @@ def compare(
     and there is one."""
     device = device or default_device()
     work = plan(cases, kernels, configs, arithmetics, inputs=inputs, device=device)
-    return run(work, device=device, seed=seed, regime=regime, environment=environment, progress=progress)
+    return run(
+        work,
+        device=device,
+        seed=seed,
+        regime=regime,
+        tolerances=tolerances,
+        environment=environment,
+        progress=progress,
+    )
 
 
 def run(
@@ -43,6 +53,7 @@ def run(
     device: torch.device,
     seed: int = 0,
     regime: str = "burst",
+    tolerances: Tolerances = TOLERANCES,
     environment: Environment | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Row]:
@@ -52,7 +63,8 @@ def run(
     result, on sampled rows where the output is large; then all that passed are timed together under `regime`.
     A kernel that cannot run is a row `unsupported`, one that raises, or leaves outputs unwritten, a row `failed`;
     the rest go on. On KeyboardInterrupt, rows that were checked and not yet timed come first, then it is raised.
-    environment: gives the rows their run id and the measured peak; collected if None.
+    tolerances: pairs (rtol, atol) for M2. environment: gives the rows their run id and the measured peak; collected if
+    None.
 
     Raises ArgumentError for an unknown regime.
     """
@@ -63,7 +75,7 @@ def run(
     return (
         row
         for case, candidates in work
-        for row in _case_rows(Bench(case, seed, device, environment), candidates, regime, steps)
+        for row in _case_rows(Bench(case, seed, device, environment, tolerances=tolerances), candidates, regime, steps)
     )
 
 

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         plots.check_plot(args.plot)
     study = compare.once if args.once else compare.run
-    options = {} if args.once else {"regime": args.regime}
+    options = {} if args.once else {"regime": args.regime, "tolerances": study_command.tolerances(args)}
     rows = study_command.collect(
         args,
         work,

@@ -18,7 +18,8 @@ from .reference import Exact
 
 _WORDS = {2: torch.int16, 4: torch.int32}
 _CHUNK = 2**22  # outputs looked at together: temporaries of 32 MiB each
-TOLERANCES = ((1.6e-2, 1e-5), (5e-3, 1e-4))  # (rtol, atol): torch.testing's for bf16; a tighter pair
+Tolerances = tuple[tuple[float, float], ...]  # pairs (rtol, atol)
+TOLERANCES: Tolerances = ((1.6e-2, 1e-5), (5e-3, 1e-4))  # torch.testing's for bf16; a tighter pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Mismatch:
     outputs: int
 
 
-def mismatch(out: Tensor, exact: Exact, tolerances: tuple[tuple[float, float], ...] = TOLERANCES) -> Mismatch:
+def mismatch(out: Tensor, exact: Exact, tolerances: Tolerances = TOLERANCES) -> Mismatch:
     """How `out` [rows, n] differs from the exact result.
 
     M2 where `out` or the rounded exact result is not finite: they must be equal, NaN to NaN.

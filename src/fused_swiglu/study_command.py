@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from .bench import Progress
+    from .numerics import Tolerances
     from .plan import Case, Plan
     from .results import Environment, Row
 
@@ -33,6 +35,23 @@ def _seed(text: str) -> int:
     if len(values) > 1 or values[0] >= 2**32:
         raise argparse.ArgumentTypeError(f"cannot take {text!r}; give one integer, less than 2^32")
     return values[0]
+
+
+def _tolerance(text: str) -> tuple[float, float]:
+    try:
+        rtol, atol = map(float, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"cannot read {text!r}; give RTOL,ATOL, such as 5e-3,1e-4") from None
+    if not (0 <= rtol < math.inf and 0 <= atol < math.inf):
+        raise argparse.ArgumentTypeError(f"{text!r} is no tolerance; give two finite numbers, 0 or more")
+    return rtol, atol
+
+
+def tolerances(args: argparse.Namespace) -> Tolerances:
+    """The pairs (rtol, atol) asked for, or the usual ones."""
+    from .numerics import TOLERANCES
+
+    return tuple(dict.fromkeys(args.tolerance or TOLERANCES))
 
 
 def _globs(text: str) -> list[str]:
@@ -81,6 +100,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="NAME",
         help="auto, cpu or cuda; auto takes a GPU if there is one",
+    )
+    running.add_argument(
+        "--tolerance",
+        type=_tolerance,
+        nargs="+",
+        metavar="RTOL,ATOL",
+        help="of M2, |out - exact| > ATOL + RTOL |exact|, several; default 1.6e-2,1e-5 5e-3,1e-4",
     )
     running.add_argument("--out", metavar="FILE", help="append rows to this JSONL file as they are made")
     running.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -245,17 +245,19 @@ def summary(rows: Iterable[Row]) -> str:
 
 
 def mismatches(rows: Iterable[Row]) -> str:
-    """A markdown table with a line for each problem, kernel and arithmetic: M1 and M2, from rows that are ok."""
+    """A markdown table with a line for each problem, kernel and arithmetic: M1 and M2, from rows that are ok; and what
+    each ran on, where that is not a GPU for all."""
     lines: dict[tuple, Row] = {}
     for row in rows:
         if row.status == "ok" and row.m1_gt0 is not None:
             lines.setdefault((row.inputs or "", row.k, row.m, row.kernel, row.arithmetic or ""), row)
+    wanted = ["arithmetic"] if all(row.is_result for row in lines.values()) else ["arithmetic", "ran on"]
     shown = [
         Column("inputs", lambda row: row.inputs or "", numeric=False),
         Column("k", lambda row: str(row.k)),
         Column("m", lambda row: str(row.m)),
         Column("kernel", lambda row: row.kernel, numeric=False),
-        *(c for c in columns(lines.values()) if c.header == "arithmetic" or c.header.startswith("M")),
+        *(c for c in columns(lines.values()) if c.header in wanted or c.header.startswith("M")),
         Column("outputs", lambda row: "" if row.outputs is None else str(row.outputs)),
     ]
     made = [
