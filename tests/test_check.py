@@ -126,8 +126,8 @@ def test_the_command_exits_with_1_where_a_declaration_is_broken(kernels: None, c
 
 def test_zero_against_the_share_that_rounding_intermediates_costs(tmp_path, capsys: pytest.CaptureFixture) -> None:
     """At rtol 5e-3, atol 1e-4 and K = 896 eager is off in 4.84% of outputs, a fused kernel in none. At torch's own
-    tolerance neither is; at rtol 2^-8, which every correctly rounded bf16 number meets, eager is in a fifth. The noise of
-    131072 outputs is 0.06%."""
+    tolerance neither is; at rtol 2^-8, which every correctly rounded bf16 number meets, eager is in a fifth. The noise
+    of 131072 outputs is 0.06%."""
     file = str(tmp_path / "rows.jsonl")
     shape, kernels = ["--shape", "256,896,512"], ["--kernels", "torch.eager", "torch.concat", "triton.fused"]
     tolerances = ["--tolerance", "1.6e-2,1e-5", "5e-3,1e-4", "3.90625e-3,1e-5"]
