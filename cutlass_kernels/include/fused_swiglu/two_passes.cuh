@@ -9,7 +9,7 @@
 
 namespace fused_swiglu {
 
-constexpr int SUMS = SLABS * WIDTH / 2, SLICE = SUMS % 16 == 0 ? 16 : 8;
+constexpr int SUMS = SLABS * WIDTH / 2, SLICE = 8;
 
 // Finish::gate_done and Finish::run, as in one_pass.cuh; Finish::activate is the activation.
 template <class Finish>
