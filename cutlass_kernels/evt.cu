@@ -2,15 +2,14 @@
 //
 // Tiles, cluster, schedule, stages: evt/config.cuh, from -D. Layout of the weights and K chain: evt/mainloop.cuh.
 // What is computed from the accumulators: evt/tree.cuh; where it is rounded: the nodes, evt/nodes.cuh. Subtiles and
-// their stores: evt/epilogue.cuh. Order of the tiles: CUTLASS's persistent scheduler, steered by `raster` below.
+// their stores: evt/epilogue.cuh. Order of the tiles: evt/scheduler.cuh.
+#include <fused_swiglu/evt/scheduler.cuh>
 #include <fused_swiglu/evt/tree.cuh>
 
 #include <cutlass/device_kernel.h>
 #include <cutlass/gemm/kernel/gemm_universal_decl.h>
 #include <cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp>
 #include <cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_pingpong.hpp>
-
-#include <cstdlib>
 
 namespace fused_swiglu::evt {
 
@@ -24,17 +23,10 @@ constexpr int RING =
 using CollectiveMainloop =
     Mainloop<RING, cute::conditional_t<PINGPONG, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                                        cutlass::gemm::KernelTmaWarpSpecializedCooperative>>;
-using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int>, CollectiveMainloop, CollectiveEpilogue>;
+using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int>, CollectiveMainloop, CollectiveEpilogue,
+                                                  Bands>;
 
 static_assert(sizeof(Kernel::SharedStorage) <= SHARED_MEMORY, "FS_STAGES does not fit into shared memory");
-
-// raster r > 0: bands of tiles, r cluster rows high, each swept along n; r < 0: bands of -r cluster columns, swept along
-// m; 0: CUTLASS chooses. CUTLASS knows bands of 1, 2, 4 and 8, and pads the grid of tiles to whole bands.
-inline Kernel::TileSchedulerArguments scheduler(int64_t raster) {
-  using Order = Kernel::TileScheduler::RasterOrderOptions;
-  Order order = raster > 0 ? Order::AlongN : raster < 0 ? Order::AlongM : Order::Heuristic;
-  return {std::max(1, std::abs(int(raster))), order};
-}
 
 constexpr auto KERNEL = cutlass::device_kernel<Kernel>;
 
@@ -59,7 +51,7 @@ class Bound {
          {at(g.x), at(g.gate), at(g.up), stride(g.x_stride), stride(g.gate_stride), stride(g.up_stride)},
          {tree_arguments(g), nullptr, {}, at(g.out), stride(g.out_stride)},
          hardware,
-         scheduler(g.raster)},
+         {{}, int(g.raster)}},
         nullptr);
     grid_ = Kernel::get_grid_shape(params_);
     empty_ = false;

@@ -23,6 +23,11 @@ struct Pair {
 // What a node has to declare that needs neither arguments, shared memory nor a producer.
 struct Node : fusion::Sm90VisitorImpl<> {
   using fusion::Sm90VisitorImpl<>::Sm90VisitorImpl;
+
+  template <class ProblemShape, class Arguments>
+  static size_t get_workspace_size(ProblemShape const&, Arguments const&) {
+    return 0;
+  }
 };
 
 // Leaf: one member of each pair.

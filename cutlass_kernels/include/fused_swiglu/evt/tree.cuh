@@ -10,16 +10,19 @@
 namespace fused_swiglu::evt {
 
 constexpr auto NEAREST = cutlass::FloatRoundStyle::round_to_nearest;
+constexpr int VECTOR = 16 / sizeof(Element);
 
 template <class Fetch>
 using AddBias = fusion::Sm90TreeVisitor<fusion::Sm90Compute<cutlass::plus, float, float, NEAREST>, Fetch,
-                                        fusion::Sm90RowBroadcast<0, OutputTile, Element, float>>;
+                                        fusion::Sm90RowBroadcast<0, OutputTile, Element, float,
+                                                                 cute::Stride<cute::_0, cute::_1, cute::_0>, VECTOR, false>>;
 template <class Fetch>
 using PreActivation = cute::conditional_t<BIAS, AddBias<Fetch>, Fetch>;
 
 template <class Child>
 using StorePreActivation = fusion::Sm90TreeVisitor<
-    fusion::Sm90AuxStore<SUBTILES_IN_FLIGHT, Subtile, Element, NEAREST, RowMajor, StoreAtom, cute::SM90_U32x4_STSM_N>,
+    fusion::Sm90AuxStore<SUBTILES_IN_FLIGHT, Subtile, Element, NEAREST, RowMajor, StoreAtom, cute::SM90_U32x4_STSM_N,
+                         VECTOR, false>,
     Child>;
 template <class Fetch>
 using Half = cute::conditional_t<PREACTIVATIONS, StorePreActivation<PreActivation<Fetch>>, PreActivation<Fetch>>;
