@@ -194,7 +194,7 @@ def preactivations(operands: Operands) -> torch.Tensor:
     weights, x = operands.weights, operands.x
     halves = []
     for weight, bias in ((weights.gate, weights.bias_gate), (weights.up, weights.bias_up)):
-        total = accumulate(x, weight)
+        total = torch.from_numpy(accumulate(x, weight))
         halves.append(total if bias is None else total + bias.cpu().float())
     return torch.cat(halves, dim=1)
 

@@ -69,8 +69,10 @@ class Pingpong(CutlassKernel):
         return tile_defines(config, PASSES) | {"FS_SWISH": SWISH.index(config.swish)}
 
     def invalid(self, config: PingpongConfig) -> str | None:
+        if reason := invalid_tile(config.bm, config.bn, PASSES, config):
+            return reason
         if config.swish not in SWISH:
             return f"has swish={', '.join(SWISH)}, not {config.swish!r}"
         if config.swish in ("overlap", "held") and config.schedule != "pingpong":
             return f"swish={config.swish} is of the pingpong schedule: choose epilogue or sliced"
-        return invalid_tile(config.bm, config.bn, PASSES, config)
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,11 +62,29 @@ class Unit:
     @property
     def key(self) -> str:
         """Hash of all that decides what is compiled, but for the tools: it is the same on every machine."""
-        headers = self.path.parent / "include"
-        files = sorted(path for path in headers.rglob("*") if path.is_file()) if headers.is_dir() else []
-        texts = [("", digest(self.path)), *((path.relative_to(headers).as_posix(), digest(path)) for path in files)]
+        folder = self.path.parent / "include"
+        texts = [
+            ("", digest(self.path)),
+            *((path.relative_to(folder.resolve()).as_posix(), digest(path)) for path in self.headers),
+        ]
         parts = (texts, self.defines, FLAGS, self.flags, self.ctypes)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+    @property
+    def headers(self) -> list[Path]:
+        """The files of `include/` that the source includes, directly or through others, sorted."""
+        folder = self.path.parent / "include"
+        found: set[Path] = set()
+        open_ends = [self.path]
+        while open_ends:
+            path = open_ends.pop()
+            for name in _included(path, digest(path)):
+                for candidate in (path.parent / name, folder / name):
+                    resolved = candidate.resolve()
+                    if resolved.is_file() and resolved.is_relative_to(folder.resolve()) and resolved not in found:
+                        found.add(resolved)
+                        open_ends.append(resolved)
+        return sorted(found)
 
     @property
     def name(self) -> str:
@@ -86,6 +105,11 @@ class Unit:
             "-o",
             str(out),
         ]
+
+
+@cache
+def _included(path: Path, _digest: str) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def digest(path: Path) -> str:

@@ -234,11 +234,20 @@ def test_everything_that_is_compiled_is_in_the_key(source: Path) -> None:
     keys = [unit.key]
     for other in (unit_of(source, 2), Unit(str(source)), Unit(str(source), unit.defines, ("-G",), ctypes=True)):
         keys.append(other.key)
-    for path in (source, source.parent / "include" / "part.h", source.parent / "include" / "deep" / "new.h"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("// changed\n")
+    include = source.parent / "include"
+    (include / "deep").mkdir()
+    texts = (
+        (include / "part.h", "#include <deep/new.h>\n"),
+        (include / "deep" / "new.h", '#  include "beside.h"\n'),
+        (include / "deep" / "beside.h", "// the first\n"),
+        (include / "deep" / "beside.h", "// changed\n"),
+        (source, '#include "part.h"\n'),
+    )
+    for path, text in texts:
+        path.write_text(text)
         keys.append(unit.key)
     assert len(set(keys)) == len(keys)
+    (include / "of_another.h").write_text("// nobody includes it\n")
     os.utime(source, (0, 0))
     assert unit.key == keys[-1]
 

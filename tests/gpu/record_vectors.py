@@ -104,7 +104,7 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     gpu = torch.cuda.get_device_name(DEVICE)
-    versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda, "gpu": gpu}
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda, "ran_on": gpu}
     for recording in RECORDINGS:
         words, about = (record_fused if recording.of == "triton.fused" else record_mm)(recording)
         path = save(folder, gpu.split()[-1].lower(), recording, words, **versions, **about)
