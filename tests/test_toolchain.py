@@ -113,7 +113,7 @@ def source(tmp_path: Path) -> Path:
     (tmp_path / "src" / "include").mkdir(parents=True)
     (tmp_path / "src" / "include" / "part.h").write_text("// part\n")
     path = tmp_path / "src" / "scale.cu"
-    path.write_text("// scale\n")
+    path.write_text('#include "part.h"\n')
     return path
 
 
@@ -241,7 +241,7 @@ def test_everything_that_is_compiled_is_in_the_key(source: Path) -> None:
         (include / "deep" / "new.h", '#  include "beside.h"\n'),
         (include / "deep" / "beside.h", "// the first\n"),
         (include / "deep" / "beside.h", "// changed\n"),
-        (source, '#include "part.h"\n'),
+        (source, '#include "part.h"\n// changed\n'),
     )
     for path, text in texts:
         path.write_text(text)
