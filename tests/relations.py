@@ -1,18 +1,14 @@
 """Relations that the outputs of correct kernels obey, each with the declarations that imply it.
 
-A relation is a function of a `Subject` (a kernel, or the model of an arithmetic) and a `Case` (all that was drawn). It
-runs the subject and gives a `Finding`: which words contradict it. `check` demands that there are none where the
-subject's declaration implies the relation, and elsewhere only measures the rate. Both are rows for `--mismatch-rows`;
-a case that fails is saved for `--replay`.
+A relation is a function of a `Subject` and a `Case`: it runs the subject, on the case's inputs or on ones that it
+builds, and gives a `Finding`, which says what words contradict it.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,99 +16,17 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from hypothesis import target
+from subjects import BITS, Case, Subject, blank, drawn, exact_type, fill, rng_of
 from torch import Tensor
 
-from fused_swiglu import DTYPES, ArgumentError, Arithmetic, Kernel, Operands, Problem, get_kernel, kernel_names
+from fused_swiglu import DTYPES, Arithmetic, Problem
 from fused_swiglu.bounds import error_bound, within_bound
 from fused_swiglu.check import executor
-from fused_swiglu.inputs import FAMILIES, Inputs, make_inputs
+from fused_swiglu.inputs import FAMILIES, Inputs
 from fused_swiglu.numerics import differing, mismatch, ulp_distance
-from fused_swiglu.pytest_plugin import record, save
 from fused_swiglu.recipes import activate, is_exact
 from fused_swiglu.reference import exact, round_to, twin
-from fused_swiglu.results import Row
 from fused_swiglu.sm90 import execute, predict
-from fused_swiglu.testing import problems, raise_where, seeds
-
-MODEL = "model"  # the name of a subject that is no kernel: the CPU model of an arithmetic
-COMPILES_FOR_SECONDS = ("torch.compile",)  # for every problem anew
-BITS = ("subnormal", "bits")  # families drawn here: subnormal operands, and any bit patterns
-GUARD = 256  # elements on both sides of an output that nothing may write
-POISON = 0x7FD5  # a NaN in bf16 and in fp16, with a payload that no arithmetic makes
-
-
-@dataclass(frozen=True)
-class Case:
-    """One problem for one relation and subject; with the seed it says everything."""
-
-    relation: str
-    kernel: str
-    config: str
-    arithmetic: str
-    problem: Problem
-    family: str
-    seed: int
-    params: dict[str, Any]
-    device: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self)))
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Case:
-        problem = values["problem"]
-        return cls(**{**values, "problem": Problem(**{**problem, "outputs": tuple(problem["outputs"])})})
-
-
-class Subject:
-    """What a case runs. declared: the arithmetic that its build declares; ran_on: as in a row."""
-
-    def __init__(self, case: Case) -> None:
-        self.case, self.device = case, torch.device(case.device)
-        self.arithmetic = Arithmetic.parse(case.arithmetic)
-        self.kernel = None if case.kernel == MODEL else get_kernel(case.kernel)
-        self.declared, self.ran_on = self.arithmetic, MODEL
-        if self.kernel:
-            compiled = self.kernel.compile(case.problem, self._config(case.problem), self.arithmetic, self.device)
-            gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-            self.declared, self.ran_on = compiled.arithmetic, compiled.ran_on or gpu
-
-    def _config(self, problem: Problem):
-        """The case's config for its own problem; for another (fewer rows) what the kernel takes by default."""
-        assert self.kernel
-        if problem == self.case.problem:
-            return self.kernel.config_type.parse(self.case.config)
-        return next(iter(self.kernel.configs(problem)))
-
-    def __call__(self, inputs: Inputs, problem: Problem | None = None, config: str | None = None) -> Tensor:
-        """The output of a run; fails if anything outside its rows was written."""
-        problem = problem or self.case.problem
-        if not self.kernel:
-            return execute(self.arithmetic, inputs.x, inputs.weights, problem.activation)
-        chosen = self.kernel.config_type.parse(config) if config else self._config(problem)
-        compiled = self.kernel.compile(problem, chosen, self.arithmetic, self.device)
-        out, outside = _guarded(problem, self.device)
-        bound = compiled.bind(Operands(inputs.x, self.kernel.prepare(inputs.weights, problem, chosen), out))
-        result = bound.run().clone()
-        written = int((outside() != POISON).sum())
-        assert not written, f"{written} elements were written outside the output's rows"
-        return result
-
-
-def _guarded(problem: Problem, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
-    """An output of the problem's stride and alignment, poisoned; and the words around its rows."""
-    dtype = DTYPES[problem.out_dtype]
-    before = GUARD + (0 if problem.alignment >= 16 else max(1, problem.alignment // dtype.itemsize))
-    span = problem.m * problem.out_stride
-    words = torch.full((before + span + GUARD,), POISON, dtype=torch.int16, device=device)
-    out = words.view(dtype)[before : before + span].view(problem.m, problem.out_stride)[:, : problem.n]
-    return out, lambda: torch.cat(
-        (
-            words[:before],
-            words[before : before + span].view(problem.m, problem.out_stride)[:, problem.n :].flatten(),
-            words[before + span :],
-        )
-    )
 
 
 @dataclass(frozen=True)
@@ -166,58 +80,6 @@ class Relation:
     activations: tuple[str, ...] = ("silu",)
     bias: bool = False
     on: tuple[str, ...] = ("model", "cpu", "cuda")
-
-
-# Inputs
-
-
-def drawn(case: Case, problem: Problem | None = None) -> Inputs:
-    """The case's inputs, in its layout, strides and alignment."""
-    problem = problem or case.problem
-    if case.family in FAMILIES:
-        return make_inputs(problem, case.family, case.seed, case.device)
-    inputs = make_inputs(problem, "normal", case.seed, case.device)
-    rng, dtype = np.random.default_rng(case.seed), DTYPES[problem.dtype]
-    w, x = (problem.n, problem.k), (problem.m, problem.k)
-    if case.family == "bits":
-        gate, up = (_words(rng.integers(0, 2**16, w), dtype) for _ in range(2))  # before x: they do not depend on m
-        return fill(inputs, _words(rng.integers(0, 2**16, x), dtype), gate, up)
-    # Subnormal x, and weights of many octaves, so large that sums are normal in fp32 or not.
-    digits, top = (7, 126) if problem.dtype == "bf16" else (10, 15)
-    gate, up = (
-        rng.choice([-1, 1], w) * np.ldexp(1 + rng.random(w), top - 1 - rng.integers(0, octaves, w))
-        for octaves in (26, 3 * top)
-    )
-    words = rng.integers(0, 2**digits, x) | rng.choice([0, 2**15], x)
-    return fill(inputs, _words(words, dtype), torch.from_numpy(gate), torch.from_numpy(up))
-
-
-def _words(words: np.ndarray, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(words.astype(np.uint16).view(np.int16)).view(dtype)
-
-
-def fill(inputs: Inputs, x: Tensor | None = None, gate: Tensor | None = None, up: Tensor | None = None) -> Inputs:
-    """The same tensors with other contents."""
-    for tensor, value in ((inputs.x, x), (inputs.weights.gate, gate), (inputs.weights.up, up)):
-        if value is not None:
-            tensor.copy_(value)
-    return inputs
-
-
-def blank(case: Case) -> Inputs:
-    """Zeros, with NaN between the rows."""
-    inputs = drawn(case)
-    for tensor in (inputs.x, inputs.weights.gate, inputs.weights.up):
-        tensor.zero_()
-    return inputs
-
-
-def rng_of(case: Case) -> np.random.Generator:
-    return np.random.default_rng((case.seed, 1))
-
-
-def exact_type(case: Case) -> dict[str, Any]:
-    return {"dtype": DTYPES[case.problem.dtype], "device": case.device}
 
 
 # Logic: exact in every order, so that they hold for every kernel
@@ -510,134 +372,3 @@ RELATIONS: dict[str, Relation] = {
     "run again": Relation(again, families=ANY, bias=True, on=("cpu", "cuda")),
     "order probes": Relation(order_probes, one_chain),
 }
-
-
-# Drawing and checking
-
-
-def pairs(device: str) -> list[Any]:
-    """Each relation with each subject, for `pytest.mark.parametrize`: every registered kernel that computes SwiGLU, and
-    on a CPU the model. What cannot be loaded is marked to skip."""
-    return [
-        pytest.param(relation, name, marks=marks, id=f"{relation}-{name}")
-        for relation, rule in RELATIONS.items()
-        for name, marks in subjects(device)
-        if (MODEL if name == MODEL else device) in rule.on
-    ]
-
-
-@cache
-def subjects(device: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = [(MODEL, ())] if device == "cpu" else []
-    for name in kernel_names():
-        try:
-            if get_kernel(name).computes == "swiglu" and name not in COMPILES_FOR_SECONDS:
-                found.append((name, ()))
-        except ImportError as error:
-            found.append((name, pytest.mark.skip(reason=f"{name}: {error}")))
-    return found
-
-
-@cache
-def modelled(activation: str) -> tuple[Arithmetic, ...]:
-    """The complete arithmetics that registered kernels declare."""
-    found: dict[Arithmetic, None] = {}
-    for name in kernel_names():
-        try:
-            kernel = get_kernel(name)
-        except ImportError:
-            continue
-        if kernel.computes == "swiglu" and activation in kernel.activations:
-            offered = kernel.arithmetics(Problem(64, 64, 64, activation=activation))
-            found |= dict.fromkeys(a for a in offered if a.complete)
-    return tuple(found)
-
-
-@st.composite
-def cases(draw: st.DrawFn, relation: str, name: str, device: str, **largest: int) -> Case:
-    """A case for a subject: the drawn problem, or where the kernel refuses that one without biases, then one with
-    aligned rows. Skips the test, with the reason, where it refuses this too. largest: max_m, max_n, max_k."""
-    rule = RELATIONS[relation]
-    kernel = None if name == MODEL else get_kernel(name)
-    activations = [a for a in rule.activations if kernel is None or a in kernel.activations] or list(rule.activations)
-    dtypes = ("bf16", "fp16") if kernel is None else kernel.dtypes
-    problem = draw(problems(dtypes=dtypes, activations=activations, bias=rule.bias, **largest))
-    if kernel is None:
-        config, arithmetic = "default", draw(st.sampled_from(modelled(problem.activation)))
-    else:
-        problem, config, arithmetic = _supported(draw, kernel, problem, torch.device(device))
-    return Case(
-        relation,
-        name,
-        str(config),
-        str(arithmetic),
-        problem,
-        draw(st.sampled_from(rule.families)),
-        draw(seeds()),
-        draw(rule.params(problem)),
-        device,
-    )
-
-
-def _supported(draw: st.DrawFn, kernel: Kernel, problem: Problem, device: torch.device):
-    choice = draw(st.integers(0, 63))
-    plain = replace(problem, bias=False)
-    n, k = -(-problem.n // 8) * 8, -(-problem.k // 8) * 8
-    aligned = Problem(problem.m, n, k, problem.dtype, activation=problem.activation, layout=problem.layout)
-    reason = ""
-    for attempt in dict.fromkeys((problem, plain, aligned)):
-        try:
-            offered = list(kernel.arithmetics(attempt))
-            arithmetic = offered[choice % len(offered)]
-            able = []
-            for config in kernel.configs(attempt):
-                refused = kernel.why_not(attempt, config, arithmetic, device)
-                able += [] if refused else [config]
-                reason = refused or reason
-        except ArgumentError as error:
-            able, reason = [], str(error)
-        if able:
-            return attempt, able[choice // len(offered) % len(able)], arithmetic
-    pytest.skip(f"{kernel.name}: {reason}")
-
-
-def check(case: Case) -> None:
-    """Runs the case's relation; raises AssertionError where words contradict it that its declaration forbids to.
-
-    Measures either way. A case that fails, by whatever error, is saved.
-    """
-    relation = RELATIONS[case.relation]
-    try:
-        subject = Subject(case)
-        finding = relation.find(subject, case)
-        implied = relation.holds(subject.declared, case)
-        failed = implied and bool(finding.wrong.any())
-        record(_row(case, subject, finding, failed))
-        if failed:
-            distance = ulp_distance(finding.actual, finding.expected)
-            what = f"contradict '{case.relation}', which {subject.declared} implies"
-            raise_where(finding.wrong, what, distance, finding.actual, finding.expected)
-    except Exception:
-        save(case.to_dict())
-        raise
-
-
-def _row(case: Case, subject: Subject, finding: Finding, failed: bool) -> Row:
-    p = case.problem
-    described = {name: getattr(p, name) for name in ("m", "n", "k", "dtype", "activation", "bias", "layout")}
-    measured = {"outputs": finding.wrong.numel(), **finding.measured}
-    return Row(
-        kernel=case.kernel,
-        config=case.config,
-        arithmetic=str(subject.declared),
-        role=subject.kernel.role if subject.kernel else None,
-        ran_on=subject.ran_on,
-        status="failed" if failed else "ok",
-        reason=f"contradicts '{case.relation}'" if failed else None,
-        inputs=case.family,
-        seed=case.seed,
-        relation=case.relation,
-        contradicted=float(finding.wrong.double().mean()) if finding.wrong.numel() else 0.0,
-        **described,
-        **measured,
-    )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 
 import planted
+import properties
 import pytest
-import relations
 import torch
 from hypothesis import Phase, given, settings
+from hypothesis.errors import Flaky
+from relations import RELATIONS
+from subjects import Case
 from test_mutants import MUTANTS
 
 from fused_swiglu import Operands, Problem, Weights, register, registry
@@ -26,7 +29,7 @@ def neighbours_swapped(operands: Operands, config):
 
 
 def nan_spreads(operands: Operands, config):
-    return planted.honestly(operands) + 0 * operands.x[-1:].sum()
+    return planted.honestly(operands) + 0 * operands.x.sum()
 
 
 def small_up_lost(operands: Operands, config):
@@ -79,8 +82,7 @@ FAULTS = [
     ("near exact", mutant("activation before the last k block")),
     ("w_up scaled", small_up_lost),
     ("x and weights scaled", large_x_clamped),
-    ("k permuted inside steps", mutant("fp32 fma chain")),
-    ("k permuted inside steps", mutant("8 products a step")),
+    ("k permuted inside steps", neighbours_swapped),
     ("rows of x permuted", mutant("stale output")),
     ("rows of weights permuted", mutant("missing mask")),
     ("a row alone", depends_on_m),
@@ -97,52 +99,51 @@ FAULTS = [
 def plant(monkeypatch):
     """Registers a kernel of that body; what it does is neither recorded nor saved."""
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(relations, "record", lambda row: None)
-    monkeypatch.setattr(relations, "save", lambda problem: None)
+    monkeypatch.setattr(properties, "record", lambda row: None)
+    monkeypatch.setattr(properties, "save", lambda problem: None)
     return lambda body: register(planted.Planted("planted", body))
 
 
-def failures(relation: str) -> int:
-    """How many examples the relation rejects."""
-    found = []
+def rejects(relation: str, examples: int = 200) -> bool:
+    """Whether the relation rejects one of so many examples."""
 
-    @settings(max_examples=15, phases=[Phase.generate], database=None, derandomize=True)
-    @given(relations.cases(relation, "planted", "cpu", max_m=40, max_n=140, max_k=193))
+    @settings(max_examples=examples, phases=[Phase.generate], database=None, derandomize=True)
+    @given(properties.cases(relation, "planted", "cpu", max_m=40, max_n=140, max_k=193))
     def run(case):
-        try:
-            relations.check(case)
-        except AssertionError as error:
-            found.append(error)
+        properties.check(case)
 
-    run()
-    return len(found)
+    try:
+        run()
+    except (AssertionError, Flaky):  # the latter where a kernel is right when asked again
+        return True
+    return False
 
 
 @pytest.mark.parametrize(("relation", "body"), FAULTS)
 def test_a_fault_is_rejected(relation, body, plant):
     plant(body)
-    assert failures(relation)
+    assert rejects(relation)
 
 
 def test_every_relation_rejects_something():
     """The one that needs a GPU is M0, which tests/test_check.py makes fail."""
-    assert {name for name, r in relations.RELATIONS.items() if "cpu" in r.on} == {name for name, _ in FAULTS}
+    assert {name for name, r in RELATIONS.items() if "cpu" in r.on} == {name for name, _ in FAULTS}
 
 
 @pytest.mark.parametrize("relation", sorted({name for name, _ in FAULTS}))
 def test_the_honest_kernel_is_not(relation, plant):
     plant(lambda operands, config: planted.honestly(operands))
-    assert not failures(relation)
+    assert not rejects(relation, examples=10)
 
 
 def test_what_is_not_implied_is_only_measured(plant, monkeypatch):
     """A library's GEMM may depend on M: a rate, no failure."""
     rows = []
-    monkeypatch.setattr(relations, "record", rows.append)
+    monkeypatch.setattr(properties, "record", rows.append)
     kernel = plant(depends_on_m)
     built = kernel.compile(Problem(1, 1, 1), planted.Shade(), None, None)
     monkeypatch.setattr(type(built), "arithmetic", registry.get_kernel("torch.eager").arithmetics(None)[0])
-    assert not failures("a row alone")
+    assert not rejects("a row alone", examples=10)
     assert max(row.contradicted for row in rows) > 0.5
     assert {row.status for row in rows} == {"ok"}
 
@@ -151,11 +152,9 @@ def test_refusals_skip_with_the_reason(plant, monkeypatch):
     monkeypatch.setattr(planted.Planted, "why_not", lambda *_: "needs a machine that nobody has")
     plant(planted.honestly)
     with pytest.raises(pytest.skip.Exception, match="planted: needs a machine that nobody has"):
-        failures("all ones")
+        rejects("all ones")
 
 
 def test_a_case_survives_json():
-    case = relations.Case(
-        "w_up scaled", "model", "default", "sm90:ieee:out", Problem(2, 3, 4), "normal", 5, {"s": 2}, "cpu"
-    )
-    assert relations.Case.from_dict(case.to_dict()) == case
+    case = Case("w_up scaled", "model", "default", "sm90:ieee:out", Problem(2, 3, 4), "normal", 5, {"s": 2}, "cpu")
+    assert Case.from_dict(case.to_dict()) == case

@@ -1,21 +1,22 @@
 """Every relation on every kernel, config and arithmetic on the GPU."""
 
+import properties
 import pytest
-import relations
 from hypothesis import given, settings
+from subjects import Case
 
 EXAMPLES = settings().max_examples  # of the profile
 
 
-@pytest.mark.parametrize(("relation", "name"), relations.pairs("cuda"))
+@pytest.mark.parametrize(("relation", "name"), properties.pairs("cuda"))
 def test_relation(relation, name):
     @settings(max_examples=EXAMPLES)
-    @given(relations.cases(relation, name, "cuda", max_m=300, max_n=300, max_k=600))
+    @given(properties.cases(relation, name, "cuda", max_m=300, max_n=300, max_k=600))
     def holds(case):
-        relations.check(case)
+        properties.check(case)
 
     holds()
 
 
 def test_replay(replayed):
-    relations.check(relations.Case.from_dict(replayed))
+    properties.check(Case.from_dict(replayed))
