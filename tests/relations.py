@@ -189,7 +189,7 @@ def _edits(p: Problem) -> st.SearchStrategy[dict[str, Any]]:
         )
         for operand, rows in (("x", p.m), ("gate", p.n), ("up", p.n))
     )
-    return st.fixed_dictionaries({"edits": st.lists(one, min_size=1, max_size=3)})
+    return st.fixed_dictionaries({"edits": st.lists(one, min_size=1, max_size=3, unique_by=lambda edit: edit[:3])})
 
 
 # Metamorphic relations: the same bits from other inputs
