@@ -5,10 +5,10 @@
 // tile zipped into pairs, with the tiler, the problem and the tensor map of the output.
 #pragma once
 
-#include <cutlass/epilogue/collective/collective_epilogue.hpp>
-
 #include "mainloop.cuh"
 #include "nodes.cuh"
+
+#include <cutlass/epilogue/collective/collective_epilogue.hpp>
 
 namespace fused_swiglu::evt {
 

@@ -6,11 +6,11 @@
 // The K chain is CUTLASS's: one fp32 accumulator, k ascending in steps of 16.
 #pragma once
 
+#include "config.cuh"
+// config.cuh first: it decides which instructions CuTe has
 #include <cutlass/gemm/dispatch_policy.hpp>
 #include <cutlass/gemm/collective/collective_mma_decl.hpp>
 #include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp>
-
-#include "config.cuh"
 
 namespace fused_swiglu::evt {
 

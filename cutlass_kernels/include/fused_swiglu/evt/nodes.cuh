@@ -55,8 +55,9 @@ using FetchUp = Fetch<&Pair::up>;
 
 // Node over two subtrees: activation(gate) * up in fp32, rounded once to Out.
 //
-// The arithmetic stands in a loop that runs once, which ptxas does not know. Else it hoists the arithmetic of all
-// subtiles above the first store, and nothing is left to overlap with the stores.
+// The arithmetic stands in a loop that runs once, which ptxas does not know, and whose next turn would depend on this
+// one. Else ptxas hoists the arithmetic of all subtiles above the first store, and nothing is left to overlap with
+// the stores.
 template <Activation ACTIVATION, Recipe RECIPE, class Out>
 struct Swiglu : Node {
   struct Params {
@@ -76,20 +77,14 @@ struct Swiglu : Node {
 
     template <int SIZE>
     CUTLASS_DEVICE Array<Out, SIZE> visit(Array<Pair, SIZE> const&, int, int, int, Array<float, SIZE> gate,
-                                          Array<float, SIZE> up) {
-      Array<Out, SIZE> rounded;
+                                          Array<float, SIZE> const& up) {
       int time = 0;
       CUTLASS_PRAGMA_NO_UNROLL
       do {
-        Array<float, SIZE> products;
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < SIZE; ++i) {
-          asm volatile("" : "+f"(gate[i]));
-          products[i] = activate<ACTIVATION, RECIPE>(gate[i]) * up[i];
-        }
-        rounded = cutlass::NumericArrayConverter<Out, float, SIZE, cutlass::FloatRoundStyle::round_to_nearest>{}(products);
+        for (int i = 0; i < SIZE; ++i) gate[i] = activate<ACTIVATION, RECIPE>(gate[i]) * up[i];
       } while (++time < times);
-      return rounded;
+      return cutlass::NumericArrayConverter<Out, float, SIZE>{}(gate);  // to nearest even
     }
   };
 

@@ -1,9 +1,11 @@
-// The order of the tiles: CUTLASS's persistent scheduler, renumbered down bands of cluster rows.
+// The order of the tiles: CUTLASS's persistent scheduler, renumbered down bands of `raster` cluster rows.
 //
-// What runs at one time then shares rows of x as well as rows of the weights in L2. CUTLASS's own swizzle does the same,
-// but in powers of two up to 8, and pads the grid of tiles to whole swizzles in both dimensions: with 51 tiles along n
-// a tenth of the work would be on nothing.
+// What runs at one time then shares rows of x as well as rows of the weights in L2. CUTLASS's own swizzle does so too,
+// but in powers of two up to 8, and it pads the grid of tiles to whole swizzles along both dimensions: with 51 tiles
+// along n, a tenth of the work would be on nothing.
 #pragma once
+
+#include "config.cuh"
 
 #include <cutlass/gemm/kernel/tile_scheduler.hpp>
 

@@ -12,10 +12,10 @@ namespace fused_swiglu::evt {
 constexpr auto NEAREST = cutlass::FloatRoundStyle::round_to_nearest;
 constexpr int VECTOR = 16 / sizeof(Element);
 
+using Bias =
+    fusion::Sm90RowBroadcast<0, OutputTile, Element, float, cute::Stride<cute::_0, cute::_1, cute::_0>, VECTOR, false>;
 template <class Fetch>
-using AddBias = fusion::Sm90TreeVisitor<fusion::Sm90Compute<cutlass::plus, float, float, NEAREST>, Fetch,
-                                        fusion::Sm90RowBroadcast<0, OutputTile, Element, float,
-                                                                 cute::Stride<cute::_0, cute::_1, cute::_0>, VECTOR, false>>;
+using AddBias = fusion::Sm90TreeVisitor<fusion::Sm90Compute<cutlass::plus, float, float, NEAREST>, Fetch, Bias>;
 template <class Fetch>
 using PreActivation = cute::conditional_t<BIAS, AddBias<Fetch>, Fetch>;
 
