@@ -14,6 +14,7 @@ import pytest
 from subjects import Case
 
 from fused_swiglu import pytest_plugin
+from fused_swiglu.cli import main
 from fused_swiglu.results import load
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +47,7 @@ def first(folder) -> tuple[int, str]:
     return run(folder, PROPERTIES, "-k", CHOSEN, "--mismatch-rows", "rows.jsonl")
 
 
-def test_rows_of_measured_rates(folder, first):
+def test_rows_of_measured_rates(folder, first, capsys):
     """M1 and M2 where the exact result was at hand; for every relation the share of outputs that contradict it."""
     rows, (environment,) = load(folder / "rows.jsonl")
     options = f"-p no:cacheprovider -p planted {PROPERTIES} -k '{CHOSEN}' --mismatch-rows rows.jsonl"
@@ -63,6 +64,12 @@ def test_rows_of_measured_rates(folder, first):
     near = [row for row in rows if row.relation == "near exact"]
     assert all(row.m2 and row.m1_gt0 is not None and row.m0 is None for row in near)
     assert max(row.m1_gt0 for row in near if row.kernel == "torch.eager") > 0.1
+    assert main(["table", str(folder / "rows.jsonl"), "--relations"]) == 0
+    ones, *_ = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| all ones")]
+    cells = ones.split(" | ")
+    assert cells[1:4] == ["planted.tail", "sm90:ieee:out", "cpu"]
+    assert int(cells[4]) == sum(row.relation == "all ones" for row in rows)
+    assert 0 < float(cells[6].rstrip("%")) < 100
 
 
 def test_a_failing_problem_is_saved_and_replayed_by_one_command(folder, first):

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--markdown", action="store_true", help="every row, as a markdown table")
     form.add_argument("--summary", action="store_true", help="a markdown table: a line a problem, a column a kernel")
     form.add_argument("--conformance", action="store_true", help="a markdown table of rows that `check` wrote")
+    form.add_argument("--relations", action="store_true", help="a markdown table of rows of pytest --mismatch-rows")
     form.add_argument("--mismatch", action="store_true", help="a markdown table: M1 and M2 of each kernel")
 
 
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(tables.mismatches(rows))
     elif args.conformance:
         sys.stdout.write(tables.conformance(rows))
+    elif args.relations:
+        sys.stdout.write(tables.relations(rows))
     elif args.markdown:
         sys.stdout.write(tables.markdown_table(rows))
     else:

@@ -299,6 +299,33 @@ def conformance(rows: Iterable[Row]) -> str:
     return "\n".join(made) + "\n"
 
 
+def relations(rows: Iterable[Row]) -> str:
+    """A markdown table of the property suite's rows: for each relation, kernel and arithmetic how many cases and
+    outputs there were, and the share of outputs that contradict the relation."""
+    groups: dict[tuple, list[Row]] = {}
+    for row in rows:
+        if row.relation is not None:
+            groups.setdefault((row.relation, row.kernel, row.arithmetic or "", row.ran_on or ""), []).append(row)
+    heads = ("relation", "kernel", "arithmetic", "ran on", "cases", "outputs", "contradict it", "failed")
+    made = [_pipes(heads), _pipes(["---"] * 4 + ["---:"] * 4)]
+    for (relation, kernel, arithmetic, ran_on), group in sorted(groups.items()):
+        outputs = sum(row.outputs or 0 for row in group)
+        contradict = sum((row.outputs or 0) * (row.contradicted or 0.0) for row in group) / max(1, outputs)
+        failed = sum(row.status == "failed" for row in group)
+        cells = (
+            relation,
+            kernel,
+            short_arithmetic(arithmetic),
+            ran_on,
+            len(group),
+            outputs,
+            percent(contradict),
+            failed,
+        )
+        made.append(_pipes(map(str, cells)))
+    return "\n".join(made) + "\n"
+
+
 def _variant(row: Row) -> str:
     _, _, rest = (row.arithmetic or "").partition(":")
     recipe = rest.partition(":")[0]
