@@ -1,6 +1,7 @@
 // One pass over K: the producer's TMA loads into the ring, and a consumer's wgmmas out of it.
 #pragma once
 
+#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "params.cuh"
@@ -26,19 +27,22 @@ __device__ __forceinline__ void load_box(CUtensorMap const& map, uint64_t* full,
   }
 }
 
-// By one thread: fills the stages of one pass.
+// By one whole warp: fills the stages of one pass. Its lanes stay together, and one that is elected issues, so that all
+// operands of a TMA load are known to be uniform; a branch for one thread alone would make each load a loop.
 template <Operand WHICH>
 __device__ __forceinline__ void load(Shared& shared, Params const& params, Position& at, Tile tile, int rank) {
   for (int block = 0; block < params.blocks; ++block, at.next()) {
     wait<Empty>(&shared.empty[at.stage], at.emptied());
-    uint64_t* full = &shared.full[at.stage];
-    Full::arrive_and_expect_tx(full, STAGE_BYTES);
-    int k = block * BK;
-    load_box<BM, SHARES_X>(params.x, full, shared.a[at.stage], k, tile.row, rank);
-    Element* b = shared.b[at.stage];
-    if constexpr (WHICH != Operand::up) load_box<BN, SHARES_WEIGHTS>(params.gate, full, b, k, tile.column, rank);
-    if constexpr (WHICH != Operand::gate)
-      load_box<BN, SHARES_WEIGHTS>(params.up, full, WHICH == Operand::up ? b : b + BN * BK, k, tile.column, rank);
+    if (cute::elect_one_sync()) {
+      uint64_t* full = &shared.full[at.stage];
+      Full::arrive_and_expect_tx(full, STAGE_BYTES);
+      int k = block * BK;
+      load_box<BM, SHARES_X>(params.x, full, shared.a[at.stage], k, tile.row, rank);
+      Element* b = shared.b[at.stage];
+      if constexpr (WHICH != Operand::up) load_box<BN, SHARES_WEIGHTS>(params.gate, full, b, k, tile.column, rank);
+      if constexpr (WHICH != Operand::gate)
+        load_box<BN, SHARES_WEIGHTS>(params.up, full, WHICH == Operand::up ? b : b + BN * BK, k, tile.column, rank);
+    }
   }
 }
 

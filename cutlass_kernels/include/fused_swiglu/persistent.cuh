@@ -1,7 +1,7 @@
 // The persistent, warp-specialised kernel: one producer warpgroup, two consumers; and how it is launched.
 //
 // role        threads     registers  does
-// producer    1 of 128    24         TMA loads of every pass of this block's tiles into the ring, multicast in a cluster
+// producer    32 of 128   24         TMA loads of every pass of this block's tiles into the ring, multicast in a cluster
 // consumer 0  128         240        pingpong: tiles 0, 2, 4, ... of this block; cooperative: rows 0-63, 128-191, ... of each
 // consumer 1  128         240        pingpong: tiles 1, 3, 5, ...; cooperative: rows 64-127, ... of each
 #pragma once
@@ -59,13 +59,13 @@ __global__ void __launch_bounds__(THREADS, 1) persistent(__grid_constant__ Param
     __syncthreads();
   }
   Schedule schedule(params);
-  int group = threadIdx.x / GROUP;
+  int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), group = warp / 4;
   if (group == CONSUMERS) {
     cutlass::arch::warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
-    if (threadIdx.x % GROUP == 0) produce(shared, params, schedule);
+    if (warp == CONSUMERS * 4) produce(shared, params, schedule);
   } else {
     cutlass::arch::warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-    Consume::run(shared, params, schedule, __shfl_sync(0xffffffff, group, 0));
+    Consume::run(shared, params, schedule, group);
     finish_stores();
   }
   if constexpr (CLUSTER > 1) {  // others still write into this block's shared memory and arrive at its barriers

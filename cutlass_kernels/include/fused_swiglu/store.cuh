@@ -1,6 +1,7 @@
 // From a warpgroup's registers through shared memory to the output.
 #pragma once
 
+#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
@@ -26,7 +27,8 @@ __device__ __forceinline__ void store_chunk(Shared& shared, int consumer, CUtens
   constexpr int SPANS = PANEL / 8 - 1;  // TMA's swizzle: 16-byte piece i of span s lies at i ^ s, modulo the pieces
   int thread = threadIdx.x % GROUP, lane = thread % 32;
   char* buffer = reinterpret_cast<char*>(shared.out[consumer]);
-  if (thread == 0) cute::tma_store_wait<0>();  // the last chunk has been read
+  int warp = __shfl_sync(0xffffffff, thread / 32, 0);
+  if (warp == 0) cute::tma_store_wait<0>();  // the last chunk has been read
   sync_warpgroup(consumer);
   // A lane gives the address of one row of one of four 8 x 8 matrices: two down, two across.
   int at_row = thread / 32 * 16 + lane % 16;
@@ -42,7 +44,7 @@ __device__ __forceinline__ void store_chunk(Shared& shared, int consumer, CUtens
   }
   cute::tma_store_fence();
   sync_warpgroup(consumer);
-  if (thread == 0) {
+  if (warp == 0 && cute::elect_one_sync()) {
     CUTE_UNROLL
     for (int panel = 0; panel < CHUNK / PANEL; ++panel)
       cute::SM90_TMA_STORE_2D::copy(&map, buffer + panel * 64 * PANEL * 2, column + panel * PANEL, row);
@@ -52,7 +54,7 @@ __device__ __forceinline__ void store_chunk(Shared& shared, int consumer, CUtens
 
 // Stores in flight read shared memory; a thread block must not leave before.
 __device__ __forceinline__ void finish_stores() {
-  if (threadIdx.x % GROUP == 0) cute::tma_store_wait<0>();
+  if (threadIdx.x % GROUP < 32) cute::tma_store_wait<0>();
 }
 
 }  // namespace fused_swiglu
