@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fused_swiglu import Config, Problem
+import torch
+
+from fused_swiglu import Arithmetic, Config, Problem
 
 from .launching import SHARED_MEMORY, CutlassKernel, best_first
 
@@ -19,7 +21,7 @@ class EvtConfig(Config):
     """bm x bn: output tile, of a warpgroup in the pingpong schedule and of two in the cooperative one. stages: of 64
     along k; 0 is as many as fit. cluster_m, cluster_n: thread blocks along m that share a tile of the weights, and
     along n that share one of x. subtile: columns that are computed and stored at a time; 0 leaves it to evt/config.cuh.
-    band: rows of clusters swept together, a launch argument; 0 leaves it to CUTLASS."""
+    band: rows of clusters swept together, a launch argument."""
 
     bm: int
     bn: int
@@ -29,6 +31,16 @@ class EvtConfig(Config):
     cluster_n: int = 1
     subtile: int = 0
     band: int = 8
+
+    @property
+    def team(self) -> int:
+        """Warpgroups that work on one tile."""
+        return 2 if self.schedule == "cooperative" else 1
+
+    @property
+    def accumulators(self) -> int:
+        """Of a thread."""
+        return self.bm // (64 * self.team) * self.bn
 
 
 TABLE = (
@@ -71,25 +83,40 @@ class Evt(CutlassKernel):
             "FS_SUBTILE": config.subtile,
         }
 
+    def why_not(self, problem: Problem, config: EvtConfig, arithmetic: Arithmetic, device: torch.device) -> str | None:
+        if reason := super().why_not(problem, config, arithmetic, device):
+            return reason
+        return _too_many_stages(config, "preactivations" in problem.outputs)
+
     def invalid(self, config: EvtConfig) -> str | None:
-        """What evt/config.cuh asserts, in words."""
-        team = {"pingpong": 1, "cooperative": 2}.get(config.schedule)
-        if team is None:
+        """What evt/config.cuh and evt.cu assert, in words."""
+        if config.schedule not in ("pingpong", "cooperative"):
             return f"has the schedules pingpong and cooperative, not {config.schedule!r}"
-        if config.bm < 64 * team or config.bm % (64 * team) or config.bm > 256:
-            return f"takes bm in multiples of {64 * team} up to 256 in the {config.schedule} schedule, not {config.bm}"
+        rows = 64 * config.team
+        if config.bm < rows or config.bm % rows or config.bm > 256:
+            return f"takes bm in multiples of {rows} up to 256 in the {config.schedule} schedule, not {config.bm}"
         if config.bn < 16 or config.bn % 16 or config.bn > 128:
             return f"takes bn in multiples of 16 up to 128, not {config.bn}"
-        if config.bm // team * config.bn // 64 > 208:
+        if config.accumulators > 208:
             return "has too few registers for these accumulators: choose a smaller tile"
-        if {config.cluster_m, config.cluster_n} - {1, 2, 4}:
-            return "takes clusters of 1, 2 or 4 along either dimension"
+        if {config.cluster_m, config.cluster_n} - {1, 2, 4} or config.cluster_m * config.cluster_n > 8:
+            return "takes clusters of 1, 2 or 4 along either dimension, and of 8 thread blocks in all"
         if config.bn % (8 * config.cluster_m) or config.bm % (8 * config.cluster_n):
             return "each thread block of a cluster loads whole groups of 8 rows: choose a smaller cluster"
         if config.subtile not in (0, 16, 32, 64) or (config.subtile and config.bn % config.subtile):
             return "takes subtiles of 16, 32 or 64 columns that divide bn"
-        if not 2 <= (config.stages or 2) <= SHARED_MEMORY // ((config.bm + 2 * config.bn) * 128):
-            return "has no shared memory for that many stages: stages=0 takes as many as fit"
-        if not -8 <= config.band <= 8:
-            return "takes a band of -8 to 8: negative ones are of columns"
-        return None
+        if config.stages < 0 or config.stages == 1:
+            return "takes at least 2 stages; stages=0 takes as many as fit"
+        if config.band < 1:
+            return f"takes a band of at least 1, not {config.band}"
+        return _too_many_stages(config, False)
+
+
+def _too_many_stages(config: EvtConfig, preactivations: bool) -> str | None:
+    """What evt.cu asserts of shared memory: beside the stages there are two subtiles of the output in flight, and as
+    many of either half where the pre-activations are stored too."""
+    crowded = preactivations and config.accumulators >= 192
+    subtile = config.subtile or (16 if config.bn % 32 or crowded else 32)
+    in_flight = 2 * 64 * config.team * subtile * 2 * (3 if preactivations else 1)
+    most = (SHARED_MEMORY - 2048 - in_flight) // ((config.bm + 2 * config.bn) * 128)
+    return f"has shared memory for at most {most} stages of this tile" if config.stages > most else None

@@ -65,6 +65,8 @@ def test_every_geometry_on_offer_can_be_built(name):
         ({"schedule": "stream-k"}, "pingpong and cooperative"),
         ({"cluster_m": 3}, "clusters"),
         ({"stages": 40}, "stages"),
+        ({"stages": 1}, "at least 2"),
+        ({"band": 0}, "band of at least 1"),
     ],
 )
 def test_a_config_that_cannot_be_built_is_refused_in_words(name, change, reason):
@@ -72,6 +74,16 @@ def test_a_config_that_cannot_be_built_is_refused_in_words(name, change, reason)
     config = replace(kernel.table()[0], **change)
     problem = Problem(64, 64, 64)
     assert reason in (kernel.why_not(problem, config, next(iter(kernel.arithmetics(problem))), CPU) or "")
+
+
+def test_evt_counts_what_its_epilogue_stores():
+    """A stage of 64x64 is 24 KiB, and a subtile of its epilogue 4 KiB: two in flight, six with pre-activations."""
+    kernel = get_kernel("cutlass.evt")
+    config = kernel.config_type.parse("bm=64,bn=64,stages=9")
+    plain, kept = Problem(64, 64, 64), Problem(64, 64, 64, outputs=("out", "preactivations"))
+    assert kernel.why_not(plain, config, IEEE, CPU) is None
+    assert "at most 8 stages" in (kernel.why_not(kept, config, IEEE, CPU) or "")
+    assert kernel.why_not(kept, replace(config, stages=8), IEEE, CPU) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
