@@ -122,19 +122,21 @@ def build_one(
     if built is not None:
         return built
     tools = find_tools()
-    where = cache.root(folder)
+    where, name = cache.root(folder), unit.name
     # The folder is of this process alone until it is renamed, and holds nvcc's own temporary files too.
-    aside = where / f"{cache.UNFINISHED}{unit.name}-{os.getpid()}-{secrets.token_hex(4)}"
+    aside = where / f"{cache.UNFINISHED}{name}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         aside.mkdir(parents=True)
         for leftover in cache.leftovers(where):
             shutil.rmtree(leftover, ignore_errors=True)
         _compile(unit, tools, aside, set() if running is None else running)
-        return _publish(aside, where / f"{unit.name}-{tools.key}")
+        if unit.name == name:
+            return _publish(aside, where / f"{name}-{tools.key}")
     except OSError as error:
         raise cache.unwritable(where, error) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+    return build_one(unit, folder, running)  # a source was edited meanwhile: nobody knows which text nvcc read
 
 
 def _compile(unit: Unit, tools: Tools, aside: Path, running: set[subprocess.Popen[bytes]]) -> None:

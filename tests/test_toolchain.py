@@ -273,6 +273,15 @@ def test_a_unit_is_compiled_once_by_each_compiler(nvcc: Path, source: Path) -> N
     assert newer[units[0]].read_text().startswith("13.1.2")
 
 
+def test_a_source_that_is_edited_while_it_compiles_is_compiled_again(nvcc: Path, source: Path) -> None:
+    """Else what nvcc read before would stand under the name of what is there now."""
+    nvcc_of_sh(nvcc, body=f"[ -e {nvcc}/edited ] || echo '// edited' >> {source}; : > {nvcc}/edited")
+    library = toolchain.build_one(unit_of(source))
+    assert runs(nvcc) == 2
+    assert toolchain.find(unit_of(source)) == library
+    assert [entry.library for entry in cache.entries(cache.root())] == [library]
+
+
 def test_failures_do_not_stop_the_others(nvcc: Path, source: Path) -> None:
     nvcc_of_sh(nvcc, body='case "$*" in *FACTOR=2*) echo note; echo "a.cu(3): error: no such tile" >&2; exit 1;; esac')
     units = [unit_of(source, factor) for factor in (1, 2, 3)]
