@@ -63,15 +63,33 @@ def modelled(activation: str) -> tuple[Arithmetic, ...]:
     return tuple(found)
 
 
+def prebuilt(kernel: Kernel | None, device: str) -> bool:
+    """Whether nvcc compiles the kernel, for each config, dtype, activation and recipe anew: minutes for all of them."""
+    return device == "cuda" and hasattr(kernel, "units")
+
+
+def units(name: str) -> list[Any]:
+    """What the cases of a kernel that nvcc compiles run on a GPU: its whole table, in bf16, silu and its first
+    arithmetic. Of another kernel, nothing."""
+    kernel: Any = get_kernel(name)
+    if not prebuilt(kernel, "cuda"):
+        return []
+    problem = Problem(64, 64, 64)
+    return [kernel.unit(problem, config, next(iter(kernel.arithmetics(problem)))) for config in kernel.table()]
+
+
 @st.composite
 def cases(draw: st.DrawFn, relation: str, name: str, device: str, **largest: int) -> Case:
     """A case for a subject: the drawn problem, or where the kernel refuses that one without biases, then one with
-    aligned rows. Skips the test, with the reason, where it refuses this too. largest: max_m, max_n, max_k."""
+    aligned rows. Skips the test, with the reason, where it refuses this too. largest: max_m, max_n, max_k.
+    On a GPU, of a kernel that nvcc compiles, a case that `units` has."""
     rule = RELATIONS[relation]
     kernel = None if name == MODEL else get_kernel(name)
     activations = [a for a in rule.activations if kernel is None or a in kernel.activations] or list(rule.activations)
-    dtypes = ("bf16", "fp16") if kernel is None else kernel.dtypes
-    problem = draw(problems(dtypes=dtypes, activations=activations, bias=rule.bias, **largest))
+    dtypes, bias = ("bf16", "fp16") if kernel is None else kernel.dtypes, rule.bias
+    if prebuilt(kernel, device):
+        dtypes, activations, bias = ("bf16",), ["silu"], False
+    problem = draw(problems(dtypes=dtypes, activations=activations, bias=bias, **largest))
     if kernel is None:
         config, arithmetic = "default", draw(st.sampled_from(modelled(problem.activation)))
     else:
@@ -97,7 +115,7 @@ def _supported(draw: st.DrawFn, kernel: Kernel, problem: Problem, device: torch.
     reason = ""
     for attempt in dict.fromkeys((problem, plain, aligned)):
         try:
-            offered = list(kernel.arithmetics(attempt))
+            offered = list(kernel.arithmetics(attempt))[: 1 if prebuilt(kernel, device.type) else None]
             arithmetic = offered[choice % len(offered)]
             able = []
             for config in kernel.configs(attempt):
