@@ -7,7 +7,7 @@ import importlib
 import numpy as np
 import pytest
 import torch
-from conftest import FakeKernel
+from fakes import FakeKernel
 
 from fused_swiglu import ArgumentError, Arithmetic, Operands, Problem, Weights, cores, registry
 from fused_swiglu.check import _drawn, broken, check

@@ -16,6 +16,8 @@ from fused_swiglu.inputs import make_inputs, make_out
 from fused_swiglu.testing import assert_bits_equal, assert_padding_poisoned
 
 pytest.importorskip("tvm_ffi")
+from prebuilt import prebuild
+
 from cutlass_kernels import toolchain
 from triton_baselines.model import accumulate, execute
 
@@ -57,7 +59,7 @@ def wanted(problem, family, computes, arithmetic=IEEE):
 
 @pytest.fixture(scope="session", autouse=True)
 def _built(request):
-    """What the selected tests need is compiled first, by as many processes as there are cores."""
+    """What the selected tests need is compiled first."""
     units = []
     for item in request.session.items:
         given = getattr(item, "callspec", None) and item.callspec.params
@@ -70,7 +72,7 @@ def _built(request):
     name, config = GEOMETRIES[-1]
     if reason := toolchain.why_not(get_kernel(name).unit(SMALL, config, arithmetic_of(name))):
         pytest.skip(reason)
-    toolchain.build(units)
+    prebuild(units)
 
 
 # Boundary sizes: one row; less than a tile; a tile more or less one; k below, at and off a stage; strides.
@@ -257,7 +259,7 @@ torch.cuda.synchronize()
 """
 
 
-@pytest.mark.parametrize(("name", "tool"), product(NAMES, ("memcheck", "racecheck")))
+@pytest.mark.parametrize(("name", "tool"), list(product(NAMES, ("memcheck", "racecheck"))))
 def test_compute_sanitizer(name, tool):
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     sanitizer = shutil.which("compute-sanitizer") or shutil.which(f"{home}/bin/compute-sanitizer")
