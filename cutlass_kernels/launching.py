@@ -22,6 +22,12 @@ from .unit import Unit
 # As gate.cuh numbers them.
 ACTIVATION_NUMBERS = {name: i for i, name in enumerate(("silu", "gelu_tanh", "relu", "sigmoid"))}
 RECIPE_NUMBERS = {name: i for i, name in enumerate(("ieee", "ex2", "tanh", "poly3", "none"))}
+DEBUG_BUILDS = {"dump": "FS_DUMP", "stamps": "FS_STAMPS"}
+# As stamps.cuh numbers them: what ends at the stamp. `None` is an entry that was not written.
+EVENTS = (
+    None, "turn_taken", "gate_issued", "gate_done", "swished", "up_issued", "up_done", "stored", "loading", "loaded"
+)  # fmt: skip
+ROLES, STAMPS_OF_A_ROLE = ("consumer 0", "consumer 1", "producer"), 256
 SHARED_MEMORY = 227 * 1024  # bytes that a thread block can have on an SM
 
 
@@ -57,15 +63,17 @@ class CutlassKernel(Kernel):
                 yield f"{config} {arithmetic}", self.unit(problem, config, arithmetic)
 
     def unit(self, problem: Problem, config: Any, arithmetic: Arithmetic, *, debug: str | None = None) -> Unit:
-        """What is compiled for this. debug: `dump`, whose `bind` takes a buffer for the fp32 accumulators."""
+        """What is compiled for this. debug: `dump` or `stamps`, whose `bind` takes a buffer for the fp32 accumulators
+        or for time stamps."""
         options = {
             "FS_DTYPE": ("bf16", "fp16").index(problem.dtype),
             "FS_ACTIVATION": ACTIVATION_NUMBERS[problem.activation],
             "FS_RECIPE": RECIPE_NUMBERS[arithmetic.recipe],
             "FS_BIAS": int(problem.bias),
             "FS_PREACTIVATIONS": int("preactivations" in problem.outputs),
-            "FS_DUMP": int(debug == "dump"),
         }
+        if debug:
+            options[DEBUG_BUILDS[debug]] = 1
         return Unit(self.source, tuple(sorted((options | self.defines(config)).items())))
 
     def arithmetics(self, problem: Problem) -> tuple[Arithmetic, ...]:
@@ -112,6 +120,27 @@ class CutlassKernel(Kernel):
         module = toolchain.load(self.unit(problem, config, arithmetic, debug="dump"))
         _Launch(module, problem, config, operands, sums).run()
         return sums
+
+    def timeline(
+        self, problem: Problem, config: Any, arithmetic: Arithmetic, operands: Operands
+    ) -> list[tuple[int, str, int, str]]:
+        """(thread block, role, cycles since the thread block's first stamp, event) of a second run of a build with time
+        stamps, in that order; the first `STAMPS_OF_A_ROLE` of each role. Needs an SM90 GPU and nvcc; only for kernels
+        on CuTe's atoms."""
+        blocks = torch.cuda.get_device_properties(operands.x.device).multi_processor_count
+        stamps = torch.zeros((blocks, len(ROLES), STAMPS_OF_A_ROLE), dtype=torch.int64, device=operands.x.device)
+        launch = _Launch(
+            toolchain.load(self.unit(problem, config, arithmetic, debug="stamps")), problem, config, operands, stamps
+        )
+        launch.run()
+        stamps.zero_()
+        launch.run()
+        found = []
+        for block, roles in enumerate(stamps.cpu().tolist()):
+            start = min((word >> 8 for role in roles for word in role if word), default=0)
+            for role, words in zip(ROLES, roles, strict=True):
+                found += [(block, role, (word >> 8) - start, str(EVENTS[word & 255])) for word in words if word]
+        return found
 
 
 def _has_sm90(device: torch.device) -> bool:

@@ -49,15 +49,15 @@ __device__ __forceinline__ void dump(Params const& params, Tile tile, int consum
   }
 }
 
-// value(s, j, i): what to store of slab s, column block j, element i.
-template <class Value>
-__device__ __forceinline__ void store_tile(Shared& shared, int consumer, CUtensorMap const& map, Tile tile, Value value) {
+// values(s, j, v): fills v with what to store of slab s, column blocks j and j + 1, four elements each.
+template <class Values>
+__device__ __forceinline__ void store_tile(Shared& shared, int consumer, CUtensorMap const& map, Tile tile, Values values) {
   CUTE_UNROLL
   for (int s = 0; s < SLABS; ++s) {
     CUTE_UNROLL
     for (int c = 0; c < BN; c += CHUNK)
       store_chunk(shared, consumer, map, slab_row(tile, consumer, s), tile.column + c,
-                  [&](int j, int i) { return value(s, c / 8 + j, i); });
+                  [&](int j, float (&v)[8]) { values(s, c / 8 + j, v); });
   }
 }
 

@@ -23,63 +23,10 @@ constexpr int SCALE_EXPONENT = -40;
 constexpr float LOWEST = -110.0f, HIGHEST = 20.0f;
 constexpr float SCALE = 1.0f / (1ull << -SCALE_EXPONENT);
 
-// What is left of -z log2(e) once the nearest integer, in the low bits of `shifted`, is taken away.
-__device__ __forceinline__ float fraction(float z, float shifted) {
-  float f = __fmaf_rn(z, -LOG2_E_HIGH, -(shifted - ROUND));
-  return __fmaf_rn(z, -LOG2_E_LOW, f);
-}
-
-// 2^SCALE_EXPONENT (1 + exp(-z))
-__device__ __forceinline__ float scaled_divisor(float z) {
-  float shifted = __fmaf_rn(z, -LOG2_E_HIGH, ROUND);
-  float f = fraction(z, shifted);
-  float p = __fmaf_rn(f, C6, C5);
-  p = __fmaf_rn(f, p, C4);
-  p = __fmaf_rn(f, p, C3);
-  p = __fmaf_rn(f, p, C2);
-  p = __fmaf_rn(f, p, C1);
-  p = __fmaf_rn(f, p, 1.0f);
-  float power = __int_as_float((__float_as_int(shifted) << 23) + ((127 + SCALE_EXPONENT) << 23));
-  return __fmaf_rn(p, power, SCALE);
-}
-
 __device__ __forceinline__ float rcp_ftz(float x) {
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
-}
-
-// a / b, correctly rounded for the recipe's operands: a seed, one Newton step, Markstein's correction.
-__device__ __forceinline__ float divide(float a, float b) {
-  float seed = rcp_ftz(b);
-  float r = __fmaf_rn(__fmaf_rn(-b, seed, 1.0f), seed, seed);
-  float q = a * r;
-  return __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
-}
-
-// y / (1 + exp(-z)); BOUNDED: y is the constant 1.
-template <bool BOUNDED>
-__device__ __forceinline__ float ieee(float y, float z) {
-  if constexpr (BOUNDED) {
-    float quotient = divide(y, scaled_divisor(z < LOWEST ? LOWEST : z));  // NaN passes
-    return z >= HIGHEST ? y : quotient * SCALE;
-  } else {
-    float quotient = divide(fmaxf(y, LOWEST), scaled_divisor(fmaxf(z, LOWEST)));
-    // y * 0 is NaN for an infinite gate, and makes silu(-inf) NaN as torch has it.
-    return z < HIGHEST ? __fmaf_rn(quotient, SCALE, y * 0.0f) : y;
-  }
-}
-
-// exp(x); 2^-126 or so below -87, infinite above 88; NaN passes.
-__device__ __forceinline__ float exp_degree_3(float x) {
-  float z = -(x < -87.0f ? -87.0f : x);
-  float shifted = __fmaf_rn(z, -LOG2_E_HIGH, ROUND);
-  float f = fraction(z, shifted);
-  float p = __fmaf_rn(f, D3, D2);
-  p = __fmaf_rn(f, p, D1);
-  p = __fmaf_rn(f, p, 1.0f);
-  float power = __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
-  return x > 88.0f ? __int_as_float(0x7F800000) : power;
 }
 
 // Must not flush: silu(-87.5) * 2^100 is no small number.
@@ -102,31 +49,126 @@ __device__ __forceinline__ float tanh_approx(float x) {
   return r;
 }
 
+// V values go through a recipe step by step, all through one step before the next: a scheduler of an SM has one warp of
+// a warpgroup, which must find independent instructions in itself. What is done to value v is f(v).
+template <int V, class F>
+__device__ __forceinline__ void each(F f) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) f(v);
+}
+
+// f: what is left of -z log2(e) once the nearest integer, in the low bits of `shifted`, is taken away.
+template <int V>
+__device__ __forceinline__ void split(float const (&z)[V], float (&shifted)[V], float (&f)[V]) {
+  each<V>([&](int v) { shifted[v] = __fmaf_rn(z[v], -LOG2_E_HIGH, ROUND); });
+  each<V>([&](int v) { f[v] = shifted[v] - ROUND; });
+  each<V>([&](int v) { f[v] = __fmaf_rn(z[v], -LOG2_E_HIGH, -f[v]); });
+  each<V>([&](int v) { f[v] = __fmaf_rn(z[v], -LOG2_E_LOW, f[v]); });
+}
+
+// 2^SCALE_EXPONENT (1 + exp(-z))
+template <int V>
+__device__ __forceinline__ void scaled_divisor(float const (&z)[V], float (&b)[V]) {
+  float shifted[V], f[V];
+  split(z, shifted, f);
+  each<V>([&](int v) { b[v] = __fmaf_rn(f[v], C6, C5); });
+  each<V>([&](int v) { b[v] = __fmaf_rn(f[v], b[v], C4); });
+  each<V>([&](int v) { b[v] = __fmaf_rn(f[v], b[v], C3); });
+  each<V>([&](int v) { b[v] = __fmaf_rn(f[v], b[v], C2); });
+  each<V>([&](int v) { b[v] = __fmaf_rn(f[v], b[v], C1); });
+  each<V>([&](int v) { b[v] = __fmaf_rn(f[v], b[v], 1.0f); });
+  each<V>([&](int v) {
+    float power = __int_as_float((__float_as_int(shifted[v]) << 23) + ((127 + SCALE_EXPONENT) << 23));
+    b[v] = __fmaf_rn(b[v], power, SCALE);
+  });
+}
+
+// q = a / b, correctly rounded for the recipe's operands: a seed, one Newton step, Markstein's correction.
+template <int V>
+__device__ __forceinline__ void divide(float const (&a)[V], float const (&b)[V], float (&q)[V]) {
+  float r[V], e[V];
+  each<V>([&](int v) { r[v] = rcp_ftz(b[v]); });
+  each<V>([&](int v) { e[v] = __fmaf_rn(-b[v], r[v], 1.0f); });
+  each<V>([&](int v) { r[v] = __fmaf_rn(e[v], r[v], r[v]); });
+  each<V>([&](int v) { q[v] = a[v] * r[v]; });
+  each<V>([&](int v) { e[v] = __fmaf_rn(-b[v], q[v], a[v]); });
+  each<V>([&](int v) { q[v] = __fmaf_rn(e[v], r[v], q[v]); });
+}
+
+// result = y / (1 + exp(-z)); BOUNDED: y is the constant 1.
+template <bool BOUNDED, int V>
+__device__ __forceinline__ void ieee(float const (&y)[V], float const (&z)[V], float (&result)[V]) {
+  float a[V], b[V], low[V];
+  if constexpr (BOUNDED) {
+    each<V>([&](int v) { low[v] = z[v] < LOWEST ? LOWEST : z[v]; });  // NaN passes
+    scaled_divisor(low, b);
+    divide(y, b, a);
+    each<V>([&](int v) { result[v] = z[v] >= HIGHEST ? y[v] : a[v] * SCALE; });
+  } else {
+    each<V>([&](int v) { low[v] = fmaxf(z[v], LOWEST); });
+    scaled_divisor(low, b);
+    each<V>([&](int v) { low[v] = fmaxf(y[v], LOWEST); });
+    divide(low, b, a);
+    // y * 0 is NaN for an infinite gate, and makes silu(-inf) NaN as torch has it.
+    each<V>([&](int v) { result[v] = z[v] < HIGHEST ? __fmaf_rn(a[v], SCALE, y[v] * 0.0f) : y[v]; });
+  }
+}
+
+// x = exp(x); 2^-126 or so below -87, infinite above 88; NaN passes.
+template <int V>
+__device__ __forceinline__ void exp_degree_3(float (&x)[V]) {
+  float z[V], shifted[V], f[V], p[V];
+  each<V>([&](int v) { z[v] = -(x[v] < -87.0f ? -87.0f : x[v]); });
+  split(z, shifted, f);
+  each<V>([&](int v) { p[v] = __fmaf_rn(f[v], D3, D2); });
+  each<V>([&](int v) { p[v] = __fmaf_rn(f[v], p[v], D1); });
+  each<V>([&](int v) { p[v] = __fmaf_rn(f[v], p[v], 1.0f); });
+  each<V>([&](int v) {
+    float power = __int_as_float(__float_as_int(p[v]) + (__float_as_int(shifted[v]) << 23));
+    x[v] = x[v] > 88.0f ? __int_as_float(0x7F800000) : power;
+  });
+}
+
 }  // namespace recipe
 
-// The activation of an fp32 gate: y / (1 + exp(-z)) by the recipe. `identity` is the control without an activation.
-template <Activation A, Recipe R>
-__device__ __forceinline__ float activate(float gate) {
+// The activation of V fp32 gates, in place: y / (1 + exp(-z)) by the recipe. `identity` is the control without one.
+template <Activation A, Recipe R, int V>
+__device__ __forceinline__ void activate(float (&gate)[V]) {
   using namespace recipe;
-  if constexpr (A == Activation::identity) {
-    return gate;
-  } else if constexpr (A == Activation::relu) {
-    return gate <= 0.0f ? 0.0f : gate;
-  } else {
-    float z = A == Activation::gelu_tanh ? gate * __fmaf_rn(gate * gate, CUBIC, LINEAR) : gate;
-    float y = A == Activation::sigmoid ? 1.0f : gate;
+  if constexpr (A == Activation::relu) {
+    each<V>([&](int v) { gate[v] = gate[v] <= 0.0f ? 0.0f : gate[v]; });
+  } else if constexpr (A != Activation::identity) {
+    float y[V], z[V];
+    each<V>([&](int v) {
+      z[v] = A == Activation::gelu_tanh ? gate[v] * __fmaf_rn(gate[v] * gate[v], CUBIC, LINEAR) : gate[v];
+      y[v] = A == Activation::sigmoid ? 1.0f : gate[v];
+    });
     if constexpr (R == Recipe::ieee) {
-      return ieee<A == Activation::sigmoid>(y, z);
+      ieee<A == Activation::sigmoid>(y, z, gate);
     } else if constexpr (R == Recipe::tanh) {
-      float half = y * 0.5f;
-      return __fmaf_rn(half, tanh_approx(z * 0.5f), half);
-    } else if constexpr (R == Recipe::poly3) {
-      return y * rcp(exp_degree_3(-z) + 1.0f);
+      each<V>([&](int v) { y[v] = y[v] * 0.5f; });
+      each<V>([&](int v) { z[v] = tanh_approx(z[v] * 0.5f); });
+      each<V>([&](int v) { gate[v] = __fmaf_rn(y[v], z[v], y[v]); });
     } else {
-      static_assert(R == Recipe::ex2, "silu, gelu_tanh and sigmoid need a recipe");
-      return y * rcp(ex2(z * -LOG2_E_HIGH) + 1.0f);
+      static_assert(R == Recipe::poly3 || R == Recipe::ex2, "silu, gelu_tanh and sigmoid need a recipe");
+      if constexpr (R == Recipe::poly3) {
+        each<V>([&](int v) { z[v] = -z[v]; });
+        exp_degree_3(z);
+      } else {
+        each<V>([&](int v) { z[v] = ex2(z[v] * -LOG2_E_HIGH); });
+      }
+      each<V>([&](int v) { z[v] = rcp(z[v] + 1.0f); });
+      each<V>([&](int v) { gate[v] = y[v] * z[v]; });
     }
   }
+}
+
+// Of one gate.
+template <Activation A, Recipe R>
+__device__ __forceinline__ float activate(float gate) {
+  float one[] = {gate};
+  activate<A, R>(one);
+  return one[0];
 }
 
 }  // namespace fused_swiglu

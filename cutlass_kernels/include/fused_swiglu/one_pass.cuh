@@ -16,6 +16,7 @@ struct OnePass {
     auto gate = [&](int s, int j, int i) -> float& { return sums.slab[s][j * 4 + i]; };
     auto up = [&](int s, int j, int i) -> float& { return sums.slab[s][BN / 2 + j * 4 + i]; };
     Turns turns{consumer};
+    Stamps stamp(params, consumer);
     Position at;
     turns.begin();
     for (int i = 0; schedule.has(i); i += PINGPONG ? CONSUMERS : 1) {
@@ -23,9 +24,15 @@ struct OnePass {
       if (PINGPONG && consumer == 1) at.skip(params.blocks);  // the other's
       turns.take();
       if (!schedule.has(mine)) break;
-      accumulate(shared, consumer, at, 0, params.blocks, sums, [&] { turns.give(); });
+      stamp(Event::turn_taken);
+      accumulate(shared, consumer, at, 0, params.blocks, sums, [&] {
+        turns.give();
+        stamp(Event::up_issued);
+      });
+      stamp(Event::up_done);
       if (PINGPONG && consumer == 0) at.skip(params.blocks);
       Finish::run(shared, params, consumer, schedule.tile(mine), gate, up);
+      stamp(Event::stored);
     }
   }
 };

@@ -13,6 +13,7 @@
 
 #include "epilogue.cuh"
 #include "launch.cuh"
+#include "stamps.cuh"
 
 namespace fused_swiglu {
 
@@ -31,16 +32,27 @@ struct Schedule {
 
 __device__ __forceinline__ void produce(Shared& shared, Params const& params, Schedule const& schedule) {
   Position at;
-  for (int i = 0; schedule.has(i); i += PINGPONG ? CONSUMERS : 1) {
+  Stamps stamp(params, CONSUMERS);
+  constexpr int TILES = PINGPONG ? CONSUMERS : 1;
+  for (int i = 0; schedule.has(i); i += TILES) {
     if constexpr (PASSES == 1) {
-      for (int j = i; j < i + (PINGPONG ? CONSUMERS : 1) && schedule.has(j); ++j)
+      for (int j = i; j < i + TILES && schedule.has(j); ++j) {
+        stamp(Event::loading);
         load<Operand::both>(shared, params, at, schedule.tile(j), schedule.rank);
+        stamp(Event::loaded);
+      }
     } else {
       // The order in which the consumers take turns: gate of both their tiles, then up of both.
-      for (int j = i; j < i + (PINGPONG ? CONSUMERS : 1) && schedule.has(j); ++j)
+      for (int j = i; j < i + TILES && schedule.has(j); ++j) {
+        stamp(Event::loading);
         load<Operand::gate>(shared, params, at, schedule.tile(j), schedule.rank);
-      for (int j = i; j < i + (PINGPONG ? CONSUMERS : 1) && schedule.has(j); ++j)
+        stamp(Event::loaded);
+      }
+      for (int j = i; j < i + TILES && schedule.has(j); ++j) {
+        stamp(Event::loading);
         load<Operand::up>(shared, params, at, schedule.tile(j), schedule.rank);
+        stamp(Event::loaded);
+      }
     }
   }
 }
@@ -101,6 +113,7 @@ class Bound {
     params_.bias_gate = reinterpret_cast<Element const*>(g.bias_gate);
     params_.bias_up = reinterpret_cast<Element const*>(g.bias_up);
     params_.sums = reinterpret_cast<float*>(g.debug);
+    params_.stamps = reinterpret_cast<uint64_t*>(g.debug);
     params_.m = int(g.m), params_.n = int(g.n), params_.blocks = int((g.k + BK - 1) / BK);
     params_.once = 1;
     auto over = [](int64_t size, int part) { return int((size + part - 1) / part); };

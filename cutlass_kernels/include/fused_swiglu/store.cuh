@@ -20,10 +20,11 @@ __device__ __forceinline__ uint32_t round_pair(float low, float high) {
   return pair;
 }
 
-// Stores 64 x CHUNK outputs at [row, column]. value(j, i) is element i of this thread's column block j (see Accumulators).
-template <class Value>
+// Stores 64 x CHUNK outputs at [row, column]. values(j, v) fills v with this thread's elements of column blocks j and
+// j + 1 (see Accumulators).
+template <class Values>
 __device__ __forceinline__ void store_chunk(Shared& shared, int consumer, CUtensorMap const& map, int row, int column,
-                                            Value value) {
+                                            Values values) {
   constexpr int SPANS = PANEL / 8 - 1;  // TMA's swizzle: 16-byte piece i of span s lies at i ^ s, modulo the pieces
   int thread = threadIdx.x % GROUP, lane = thread % 32;
   char* buffer = reinterpret_cast<char*>(shared.out[consumer]);
@@ -37,10 +38,10 @@ __device__ __forceinline__ void store_chunk(Shared& shared, int consumer, CUtens
     int panel = j * 8 / PANEL, across = (j * 8 % PANEL + lane / 16 * 8) * 2;
     int plain = at_row * PANEL * 2 + across;
     int byte = panel * 64 * PANEL * 2 + (plain ^ ((plain >> 7 & SPANS) << 4));
-    cute::SM90_U32x4_STSM_N::copy(round_pair(value(j, 0), value(j, 1)), round_pair(value(j, 2), value(j, 3)),
-                                  round_pair(value(j + 1, 0), value(j + 1, 1)),
-                                  round_pair(value(j + 1, 2), value(j + 1, 3)),
-                                  *reinterpret_cast<cute::uint128_t*>(buffer + byte));
+    float v[8];
+    values(j, v);
+    cute::SM90_U32x4_STSM_N::copy(round_pair(v[0], v[1]), round_pair(v[2], v[3]), round_pair(v[4], v[5]),
+                                  round_pair(v[6], v[7]), *reinterpret_cast<cute::uint128_t*>(buffer + byte));
   }
   cute::tma_store_fence();
   sync_warpgroup(consumer);

@@ -33,7 +33,7 @@ constexpr bool BF16 = FS_DTYPE == 0;
 using Element = std::conditional_t<BF16, __nv_bfloat16, __half>;
 constexpr auto ACTIVATION = Activation(FS_ACTIVATION);
 constexpr auto RECIPE = Recipe(FS_RECIPE);
-constexpr bool BIAS = FS_BIAS, PREACTIVATIONS = FS_PREACTIVATIONS, DUMP = FS_DUMP;
+constexpr bool BIAS = FS_BIAS, PREACTIVATIONS = FS_PREACTIVATIONS, DUMP = FS_DUMP, STAMPS = FS_STAMPS;
 
 // Output tile: of a warpgroup in the pingpong schedule, of both together in the cooperative one.
 constexpr int BM = FS_BM, BN = FS_BN;

@@ -9,7 +9,7 @@
 
 namespace fused_swiglu {
 
-constexpr int SUMS = SLABS * WIDTH / 2, SLICE = 8;
+constexpr int SUMS = SLABS * WIDTH / 2, SLICE = 8, SLICES = SUMS / SLICE;
 
 // Finish::gate_done and Finish::run, as in one_pass.cuh; Finish::activate is the activation.
 template <class Finish>
@@ -21,9 +21,17 @@ struct TwoPasses {
     auto up = [&](int s, int j, int i) -> float& { return ups.slab[s][j * 4 + i]; };
     auto swish = [&] {
       CUTE_UNROLL
-      for (int e = 0; e < SUMS; ++e) gates.at(e) = Finish::activate(gates.at(e));
+      for (int slice = 0; slice < SUMS; slice += SLICE) {
+        float values[SLICE];
+        CUTE_UNROLL
+        for (int e = 0; e < SLICE; ++e) values[e] = gates.at(slice + e);
+        Finish::activate(params, values);
+        CUTE_UNROLL
+        for (int e = 0; e < SLICE; ++e) gates.at(slice + e) = values[e];
+      }
     };
     Turns turns{consumer};
+    Stamps stamp(params, consumer);
     Position at;
     turns.begin();
     for (int i = 0; schedule.has(i); i += PINGPONG ? CONSUMERS : 1) {
@@ -36,55 +44,67 @@ struct TwoPasses {
         turns.take();
         break;
       }
+      stamp(Event::turn_taken);
       Tile tile = schedule.tile(mine);
       accumulate(shared, consumer, at, 0, params.blocks, gates, [&] {
         if constexpr (SWISH != Swish::held) turns.give();
+        stamp(Event::gate_issued);
       });
+      stamp(Event::gate_done);
       Finish::gate_done(shared, params, consumer, tile, gate);
       if constexpr (SWISH == Swish::overlap) swish();
       if constexpr (SWISH == Swish::held) {
-        // ptxas moves barriers over arithmetic in registers, but not out of a loop whose trip count it does not know.
-        for (int trip = 0; trip < params.once; ++trip) swish();
+        swish();
         turns.give();
       }
+      stamp(Event::swished);
       if (other) at.skip(params.blocks);
       turns.take();
+      stamp(Event::turn_taken);
       int first = 0;
-      if constexpr (SWISH == Swish::sliced) first = slices(shared, consumer, at, params.blocks, gates, ups);
-      accumulate(shared, consumer, at, first, params.blocks, ups, [&] { turns.give(); });
+      if constexpr (SWISH == Swish::sliced) {
+        if (params.blocks >= SLICES) {
+          slices(shared, params, consumer, at, gates, ups);
+          first = SLICES;
+        } else {
+          swish();
+        }
+      }
+      accumulate(shared, consumer, at, first, params.blocks, ups, [&] {
+        turns.give();
+        stamp(Event::up_issued);
+      });
+      stamp(Event::up_done);
       if (PINGPONG && consumer == 0 && other) at.skip(params.blocks);
       if constexpr (SWISH == Swish::epilogue) swish();
       Finish::run(shared, params, consumer, tile, gate, up);
+      stamp(Event::stored);
     }
   }
 
-  // The first blocks of the up pass, a slice of gate activated under each; returns how many blocks there were.
-  static __device__ __forceinline__ int slices(Shared& shared, int consumer, Position& at, int blocks,
-                                               Accumulators& gates, Accumulators& ups) {
-    int block = 0;
+  // The first blocks of the up pass, a slice of gate activated under each.
+  static __device__ __forceinline__ void slices(Shared& shared, Params const& params, int consumer, Position& at,
+                                                Accumulators& gates, Accumulators& ups) {
     fence(ups);
     CUTE_UNROLL
-    for (int slice = 0; slice < SUMS; slice += SLICE) {
-      bool more = block < blocks;
-      if (more) {
-        wait<Full>(&shared.full[at.stage], at.filled());
-        issue(shared, consumer, at.stage, block == 0, ups);
-      }
-      // Written back after the wait: the compiler serialises wgmmas whose neighbours' registers change under them.
+    for (int slice = 0; slice < SLICES; ++slice) {
+      wait<Full>(&shared.full[at.stage], at.filled());
+      issue(shared, consumer, at.stage, slice == 0, ups);
+      // Written back after the wait, behind fences: ptxas serialises all wgmmas of a kernel in which it sees accumulators
+      // change while others are in flight.
       float activated[SLICE];
       CUTE_UNROLL
-      for (int e = 0; e < SLICE; ++e) activated[e] = Finish::activate(gates.at(slice + e));
+      for (int e = 0; e < SLICE; ++e) activated[e] = gates.at(slice * SLICE + e);
+      Finish::activate(params, activated);
       warpgroup_wait<0>();
+      fence(ups);
+      fence(gates);
+      release(shared, at.stage);
+      at.next();
       CUTE_UNROLL
-      for (int e = 0; e < SLICE; ++e) gates.at(slice + e) = activated[e];
-      if (more) {
-        release(shared, at.stage);
-        at.next();
-        ++block;
-      }
+      for (int e = 0; e < SLICE; ++e) gates.at(slice * SLICE + e) = activated[e];
     }
     fence(ups);
-    return block;
   }
 };
 

@@ -81,8 +81,9 @@ struct Swiglu : Node {
       int time = 0;
       CUTLASS_PRAGMA_NO_UNROLL
       do {
+        activate<ACTIVATION, RECIPE>(reinterpret_cast<float (&)[SIZE]>(gate));
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < SIZE; ++i) gate[i] = activate<ACTIVATION, RECIPE>(gate[i]) * up[i];
+        for (int i = 0; i < SIZE; ++i) gate[i] = gate[i] * up[i];
       } while (++time < times);
       return cutlass::NumericArrayConverter<Out, float, SIZE>{}(gate);  // to nearest even
     }
