@@ -28,9 +28,9 @@ __device__ __forceinline__ void complete(Shared& shared, Params const& params, i
 
 // out = activate(gate) * up, in fp32, rounded once. A kernel of two passes activates gate itself.
 struct SwiGLU {
-  // Under a condition that always holds, which ptxas does not know: so the arithmetic stays where it is between barriers,
-  // and each part is a block of its own, in which ptxas interleaves independent chains. Over all accumulators at once it
-  // would go chain after chain, 70 cycles for each value instead of 28.
+  // Between the passes: under a condition that always holds, which ptxas does not know. So the arithmetic stays where it
+  // is between barriers, and each part is a block of its own, in which ptxas interleaves independent chains. Over all
+  // accumulators at once it would go chain after chain, 70 cycles for each value instead of 28.
   template <int V>
   static __device__ __forceinline__ void activate(Params const& params, float (&gate)[V]) {
     static_assert(V == 8);
@@ -51,7 +51,7 @@ struct SwiGLU {
     store_tile(shared, consumer, params.out, tile, [&](int s, int j, float (&values)[8]) {
       CUTE_UNROLL
       for (int e = 0; e < 8; ++e) values[e] = gate(s, j + e / 4, e % 4);
-      if constexpr (PASSES == 1) activate(params, values);
+      if constexpr (PASSES == 1) fused_swiglu::activate<ACTIVATION, RECIPE>(values);
       CUTE_UNROLL
       for (int e = 0; e < 8; ++e) values[e] = values[e] * up(s, j + e / 4, e % 4);
     });
