@@ -97,11 +97,16 @@ FAULTS = [
 
 @pytest.fixture
 def plant(monkeypatch):
-    """Registers a kernel of that body; what it does is neither recorded nor saved."""
+    """Registers a kernel of that body in place of the last; what it does is neither recorded nor saved."""
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(properties, "record", lambda row: None)
     monkeypatch.setattr(properties, "save", lambda problem: None)
-    return lambda body: register(planted.Planted("planted", body))
+
+    def register_only(body):
+        registry._registered.clear()
+        return register(planted.Planted("planted", body))
+
+    return register_only
 
 
 def rejects(relation: str, examples: int = 200) -> bool:
@@ -158,3 +163,16 @@ def test_refusals_skip_with_the_reason(plant, monkeypatch):
 def test_a_case_survives_json():
     case = Case("w_up scaled", "model", "default", "sm90:ieee:out", Problem(2, 3, 4), "normal", 5, {"s": 2}, "cpu")
     assert Case.from_dict(case.to_dict()) == case
+
+
+def test_table(plant):
+    """Prints which relation rejects which mutant of tests/test_mutants.py within a few examples; each is rejected."""
+    relations = sorted({name for name, _ in FAULTS} - {"another config", "run again"})  # of a kernel, not of its values
+    killed = {}
+    for name in MUTANTS:
+        plant(mutant(name))
+        killed[name] = [rejects(relation, examples=10) for relation in relations]
+    print("\n| mutant |", " | ".join(relations), "|\n|", "--- | " * (len(relations) + 1))
+    for name, row in killed.items():
+        print(f"| {name} |", " | ".join("rejects" if k else "" for k in row), "|")
+    assert all(map(any, killed.values()))
