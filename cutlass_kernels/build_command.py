@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "copy it, and name it there in FUSED_SWIGLU_CACHE."
     )
     parser.epilog = (
-        f"example:\n  {PROGRAM} build --kernels cutlass.pingpong --config '*128x96*' --cache prepared\n\n"
+        f"example:\n  {PROGRAM} build --kernels cutlass.pingpong --config 'bm=64,bn=192,*ieee*' --cache prepared\n\n"
         "exit code: 0; 1 if a unit does not compile; 2 for bad input, or where nothing can be compiled."
     )
     parser.add_argument("--kernels", nargs="+", default=["cutlass.*"], metavar="GLOB", help="default cutlass.*")

@@ -138,6 +138,19 @@ def test_the_control_is_the_product_of_both_halves():
     assert_bits_equal(out, torch.cat(halves, 1).bfloat16())
 
 
+@pytest.mark.parametrize("name", ["cutlass.pingpong.product", "cutlass.evt.product"])
+def test_the_controls_without_activation_are_the_product(name):
+    problem = Problem(9, 24, 80)
+    inputs, kernel = make_inputs(problem, "normal", 4), get_kernel(name)
+    out = run(name, problem, inputs)
+    gate, up = (torch.from_numpy(accumulate(inputs.x, w)) for w in (inputs.weights.gate, inputs.weights.up))
+    assert_bits_equal(out, (gate * up).bfloat16())
+    wanted = exact(inputs.x, inputs.weights, out_dtype=out.dtype, computes=kernel.computes)
+    assert mismatch(out, wanted).m1_max <= 1
+    unit = kernel.unit(problem, *default(kernel, problem))
+    assert ("FS_ACTIVATION", 4) in unit.defines
+
+
 @pytest.mark.parametrize("name", FUSED)
 def test_biases_come_before_all_else_and_preactivations_are_what_was_activated(name):
     problem = Problem(5, 16, 64, bias=True, outputs=("out", "preactivations"))
@@ -213,6 +226,9 @@ def unit_of(key):
     return kernel.unit(problem, kernel.config_type.parse(text), next(iter(kernel.arithmetics(problem))))
 
 
+compiled_once = pytest.mark.xdist_group("compiled by nvcc")
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     units = {key: unit_of(key) for key in BUILT}
@@ -223,6 +239,7 @@ def built(tmp_path_factory):
     return {key: libraries[unit] for key, unit in units.items()}
 
 
+@compiled_once
 @pytest.mark.parametrize("key", BUILT)
 def test_the_machine_code_is_what_the_design_says(built, key):
     name, text = BUILT[key]
@@ -247,6 +264,7 @@ def order(code):
     return [(kind, len(list(run))) for kind, run in groupby(told)]
 
 
+@compiled_once
 @pytest.mark.parametrize(
     ("key", "wanted"), [("overlap", ["products", "gives", "swish", "takes", "products"]),
                         ("held", ["products", "swish", "gives", "takes", "products"])]
@@ -261,6 +279,7 @@ def test_kernel_1_activates_between_its_passes(built, key, wanted):
     assert dict(runs[first : first + 5])["swish"] == 64 * 64 // 128
 
 
+@compiled_once
 def test_evt_computes_between_the_stores_of_subtiles(built):
     """Each subtile's reciprocals stand before its own store and after an earlier one, not all of them at the front."""
     (code,) = disassemble(built["evt pingpong"]).values()
