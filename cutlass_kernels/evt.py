@@ -13,7 +13,7 @@ import torch
 
 from fused_swiglu import Arithmetic, Config, Problem
 
-from .launching import SHARED_MEMORY, CutlassKernel, best_first
+from .launching import SHARED_MEMORY, CutlassKernel, WithoutActivation, best_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +120,7 @@ def _too_many_stages(config: EvtConfig, preactivations: bool) -> str | None:
     in_flight = 2 * 64 * config.team * subtile * 2 * (3 if preactivations else 1)
     most = (SHARED_MEMORY - 2048 - in_flight) // ((config.bm + 2 * config.bn) * 128)
     return f"has shared memory for at most {most} stages of this tile" if config.stages > most else None
+
+
+class EvtProduct(WithoutActivation, Evt):
+    name = "cutlass.evt.product"

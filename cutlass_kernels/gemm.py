@@ -14,7 +14,7 @@ import torch
 from fused_swiglu import DTYPES, Arithmetic, Operands, Problem
 
 from . import interleaved, pingpong
-from .launching import CutlassKernel, TileConfig, best_first, invalid_tile, preactivations, tile_defines
+from .launching import IDENTITY, CutlassKernel, TileConfig, best_first, invalid_tile, preactivations, tile_defines
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Gemm(CutlassKernel):
         return (Arithmetic("sm90", "none"),)
 
     def defines(self, config: GemmConfig) -> dict[str, int]:
-        return tile_defines(config, config.passes) | {"FS_ACTIVATION": 4, "FS_SWISH": 2}
+        return tile_defines(config, config.passes) | {"FS_ACTIVATION": IDENTITY, "FS_SWISH": 2}
 
     def invalid(self, config: GemmConfig) -> str | None:
         if config.passes not in (1, 2):

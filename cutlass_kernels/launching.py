@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +21,7 @@ from .unit import Unit
 
 # As gate.cuh numbers them.
 ACTIVATION_NUMBERS = {name: i for i, name in enumerate(("silu", "gelu_tanh", "relu", "sigmoid"))}
+IDENTITY = 4  # no activation
 RECIPE_NUMBERS = {name: i for i, name in enumerate(("ieee", "ex2", "tanh", "poly3", "none"))}
 DEBUG_BUILDS = {"dump": "FS_DUMP", "stamps": "FS_STAMPS"}
 # As stamps.cuh numbers them: what ends at the stamp. `None` is an entry that was not written.
@@ -141,6 +142,26 @@ class CutlassKernel(Kernel):
             for role, words in zip(ROLES, roles, strict=True):
                 found += [(block, role, (word >> 8) - start, str(EVENTS[word & 255])) for word in words if word]
         return found
+
+
+class WithoutActivation(CutlassKernel):
+    """Makes a fused kernel the control that computes gate * up: what its activation costs is a difference of rows."""
+
+    role = "control"
+    computes = "product"
+    adds_bias = False
+    writes_preactivations = False
+
+    def arithmetics(self, problem: Problem) -> tuple[Arithmetic, ...]:
+        return (Arithmetic("sm90", "none"),)
+
+    def unit(self, problem: Problem, config: Any, arithmetic: Arithmetic, *, debug: str | None = None) -> Unit:
+        unit = super().unit(problem, config, arithmetic, debug=debug)
+        return replace(unit, defines=tuple(sorted((dict(unit.defines) | {"FS_ACTIVATION": IDENTITY}).items())))
+
+    def predict(self, problem: Problem, arithmetic: Arithmetic, operands: Operands) -> torch.Tensor:
+        gate, up = preactivations(operands).chunk(2, dim=1)
+        return (gate * up).to(DTYPES[problem.out_dtype])
 
 
 def _has_sm90(device: torch.device) -> bool:

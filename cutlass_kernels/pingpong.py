@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fused_swiglu import Problem
 
-from .launching import CutlassKernel, TileConfig, best_first, invalid_tile, most_stages, tile_defines
+from .launching import CutlassKernel, TileConfig, WithoutActivation, best_first, invalid_tile, most_stages, tile_defines
 
 PASSES = 2
 SWISH = ("overlap", "held", "epilogue", "sliced")  # as tile.cuh numbers them
@@ -76,3 +76,7 @@ class Pingpong(CutlassKernel):
         if config.swish in ("overlap", "held") and config.schedule != "pingpong":
             return f"swish={config.swish} is of the pingpong schedule: choose epilogue or sliced"
         return None
+
+
+class PingpongProduct(WithoutActivation, Pingpong):
+    name = "cutlass.pingpong.product"

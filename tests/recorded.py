@@ -23,7 +23,8 @@ FOLDER = Path(__file__).parent / "vectors"
 class Recording:
     """One file: a problem, whose `rows` x `columns` outputs were kept, evenly spread with the first and the last.
 
-    of: triton.fused (`gate` and `up`: the fp32 accumulators; `out`: bf16) or torch.mm (`fp32` and `bf16`: x @ gate.T).
+    of: triton.fused or cutlass.* (`gate` and `up`: the fp32 accumulators; `out`: bf16), or torch.mm (`fp32` and
+    `bf16`: x @ gate.T).
     """
 
     of: str
@@ -59,6 +60,11 @@ RECORDINGS = (
         for seed, (k, family) in enumerate(((896, "normal"), (3584, "normal"), (8192, "wide")))
     ),
     Recording("torch.mm", 256, 256, 896, "special", 3, 192, 192),
+    *(
+        Recording(of, 130, 136, k, family, seed, 130, 136)
+        for of in ("cutlass.pingpong", "cutlass.evt", "cutlass.interleaved")
+        for seed, (k, family) in enumerate(((896, "normal"), (8192, "wide"), (904, "special")), 4)
+    ),
 )
 
 Draw = Callable[[NDArray[np.uint64]], NDArray[np.float64]]  # values from random words, one from each

@@ -15,7 +15,9 @@ from fused_swiglu.numerics import differing
 from fused_swiglu.recipes import activate
 from fused_swiglu.sm90 import accumulate
 
-FUSED, PRODUCTS = (sorted(recorded.FOLDER.glob(f"*-{of}-*.npz")) for of in ("triton-fused", "torch-mm"))
+FUSED, CUTLASS, PRODUCTS = (
+    sorted(recorded.FOLDER.glob(f"*-{of}-*.npz")) for of in ("triton-fused", "cutlass", "torch-mm")
+)
 EVERY = 1 if find_spec("numba") else 8  # row that is compared
 
 
@@ -28,8 +30,8 @@ def inputs(recording: recorded.Recording, *names: str) -> list[torch.Tensor]:
     return [recorded.draw(recording, name, rows[::EVERY] if name == "x" else columns) for name in names]
 
 
-@pytest.mark.parametrize("path", FUSED, ids=name_of)
-def test_triton_fused(path: Path) -> None:
+@pytest.mark.parametrize("path", FUSED + CUTLASS, ids=name_of)
+def test_fused(path: Path) -> None:
     """The fp32 accumulators are the chain's, and the outputs are the epilogue of them."""
     vectors = recorded.load(path)
     x, *weights = inputs(vectors.recording, "x", "gate", "up")
@@ -66,7 +68,7 @@ def test_cublas(path: Path, dtype: str) -> None:
     assert bool(((there.double() - exact).abs() <= unit * (sizes + exact.abs()))[ordinary].all())
 
 
-@pytest.mark.parametrize("path", FUSED + PRODUCTS, ids=name_of)
+@pytest.mark.parametrize("path", FUSED + CUTLASS + PRODUCTS, ids=name_of)
 def test_the_inputs_are_those_of_the_recording(path: Path) -> None:
     vectors = recorded.load(path)
     assert recorded.checksum(vectors.recording) == vectors.about["checksum"]
@@ -74,8 +76,8 @@ def test_the_inputs_are_those_of_the_recording(path: Path) -> None:
 
 
 def test_a_set_of_recordings_is_whole() -> None:
-    for gpu in {path.stem.split("-")[0] for path in FUSED + PRODUCTS}:
-        there = {path.stem for path in FUSED + PRODUCTS if path.stem.startswith(f"{gpu}-")}
+    for gpu in {path.stem.split("-")[0] for path in FUSED + CUTLASS + PRODUCTS}:
+        there = {path.stem for path in FUSED + CUTLASS + PRODUCTS if path.stem.startswith(f"{gpu}-")}
         assert there == {f"{gpu}-{recording.name}" for recording in recorded.RECORDINGS}
 
 

@@ -132,6 +132,12 @@ _ACTIVATIONS = {
 }
 
 
+# In place of an activation, for controls that leave it out: gate * up.
+IDENTITY = Activation(
+    "identity", lambda x: x, lambda x: zeros_like(x) + 1, steepest=(), ulps=0, mp=lambda x: x, rational=True
+)
+
+
 def get_activation(name: str) -> Activation:
     """The activation of that name (`problem.ACTIVATIONS` lists them). Raises ArgumentError if there is none."""
     if name not in _ACTIVATIONS:

@@ -40,7 +40,8 @@ class Kernel(ABC):
     """One way to compute out = act(x @ w_gate.T) * (x @ w_up.T).
 
     name: unique, `family.variant`. role: `fused` (one launch), `unfused`, or `control` (leaves a part out).
-    computes: `swiglu` ([m, n]), or `gate_up` ([m, 2n]: the products x @ w_gate.T beside x @ w_up.T).
+    computes: `swiglu` ([m, n]), `product` ([m, n]: without the activation), or `gate_up` ([m, 2n]: x @ w_gate.T beside
+        x @ w_up.T).
     allocates: `run` returns a tensor of its own instead of writing the bound `out`.
     adds_bias, writes_preactivations: whether it can, for the problems that want it.
     owns_graph: replays a CUDA graph of its own. capturable: may be captured in the caller's CUDA graph.

@@ -17,7 +17,7 @@ import mpmath
 import torch
 from torch import Tensor
 
-from .activations import Activation, get_activation
+from .activations import IDENTITY, Activation, get_activation
 from .arithmetic import ROUNDS
 from .errors import ArgumentError
 from .operands import Weights, problem_of
@@ -55,7 +55,8 @@ def exact(
     x[m, k], weights [n, k], biases [n]: any of `DTYPES`; their products are exact in fp64.
     out_dtype: bf16, fp16 or fp32.
     rows: which rows of x, as an index into its first dimension; all by default.
-    computes: `swiglu`, or `gate_up` for the sums alone (biases included), gate beside up: [rows, 2n].
+    computes: `swiglu`; `product` for gate * up without an activation; or `gate_up` for the sums alone (biases
+        included), gate beside up: [rows, 2n].
     chunk: columns per step; by default as many as keep temporaries under about 1 GiB.
 
     fp64 decides an output if no rounding boundary lies within the error bound. The others (for bf16 about one in 10^8
@@ -68,15 +69,17 @@ def exact(
     problem = problem_of(x, weights, activation=activation)
     _check(x, weights)
     _format(out_dtype)
-    if computes not in ("swiglu", "gate_up"):
-        raise ArgumentError("computes", f"unknown {computes!r}", "choose swiglu or gate_up")
+    if computes not in ("swiglu", "product", "gate_up"):
+        raise ArgumentError("computes", f"unknown {computes!r}", "choose swiglu, product or gate_up")
+    if computes == "product":
+        act = IDENTITY
     if chunk is not None and chunk < 1:
         raise ArgumentError("chunk", f"{chunk} columns", "give 1 or more")
     x = x if rows is None else x[rows]
     m, n, k = len(x), problem.n, problem.k
     height = 128 if x.device.type == "cpu" else 1024  # rows of x in a block; a CPU's caches are small
     chunk = chunk or max(1, _SCRATCH // (6 * k + 24 * min(m, height)))
-    value = x.new_empty(m, n if computes == "swiglu" else 2 * n, dtype=torch.float64)
+    value = x.new_empty(m, 2 * n if computes == "gate_up" else n, dtype=torch.float64)
     rounded = x.new_empty(value.shape, dtype=out_dtype)
     refined = 0
     for left in range(0, n, chunk):
@@ -89,7 +92,7 @@ def exact(
             piece = x[top : top + height]
             x_rows = _Rows(piece, piece.new_ones(len(piece), dtype=torch.float64) if problem.bias else None)
             gate, up = _Sums(x_rows, gate_rows), _Sums(x_rows, up_rows)
-            blocks = {left: _Gated(act, gate, up)} if computes == "swiglu" else {left: gate, n + left: up}
+            blocks = {left: gate, n + left: up} if computes == "gate_up" else {left: _Gated(act, gate, up)}
             for first, block in blocks.items():
                 here = slice(top, top + height), slice(first, first + block.value.shape[1])
                 value[here], rounded[here], count = _decide(block, out_dtype)

@@ -1,4 +1,4 @@
-"""Records outputs of triton.fused and of cuBLAS on this GPU into tests/vectors, for tests that have none.
+"""Records outputs of triton.fused, of cutlass.* and of cuBLAS on this GPU into tests/vectors, for tests that have none.
 
     python tests/gpu/record_vectors.py [FOLDER]
 
@@ -69,6 +69,21 @@ def record_fused(recording: Recording) -> tuple[dict[str, torch.Tensor], dict]:
     return words, {"config": str(LARGE), "arithmetic": str(compiled.arithmetic)}
 
 
+def record_cutlass(recording: Recording) -> tuple[dict[str, torch.Tensor], dict]:
+    """All outputs of a kernel's first geometry, and the accumulators of a debug build."""
+    m, n, k = recording.m, recording.n, recording.k
+    x, gate, up = (draw(recording, name).to(DEVICE) for name in ("x", "gate", "up"))
+    problem, kernel = Problem(m, n, k), registry.get_kernel(recording.of)
+    out = torch.full((m, n), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    config, arithmetic = kernel.table()[0], next(iter(kernel.arithmetics(problem)))
+    operands = Operands(x, Weights.from_stacked(torch.cat((gate, up))), out)
+    kernel.compile(problem, config, arithmetic, DEVICE).bind(operands).run()
+    kept = out.clone()
+    sums = kernel.accumulators(problem, config, arithmetic, operands)
+    words = {"gate": sums[:, :n], "up": sums[:, n:], "out": kept}
+    return words, {"config": str(config), "arithmetic": str(arithmetic)}
+
+
 def record_mm(recording: Recording) -> tuple[dict[str, torch.Tensor], dict]:
     """cuBLAS's x @ gate.T in bf16 and in fp32: kernels, split counts, and the words that are kept."""
     x, gate = (draw(recording, name).to(DEVICE) for name in ("x", "gate"))
@@ -100,13 +115,16 @@ def _split_of(words: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> int | No
     return None
 
 
+RECORDERS = {"triton": record_fused, "cutlass": record_cutlass, "torch": record_mm}
+
+
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     gpu = torch.cuda.get_device_name(DEVICE)
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda, "ran_on": gpu}
     for recording in RECORDINGS:
-        words, about = (record_fused if recording.of == "triton.fused" else record_mm)(recording)
+        words, about = RECORDERS[recording.of.partition(".")[0]](recording)
         path = save(folder, gpu.split()[-1].lower(), recording, words, **versions, **about)
         print(f"{path.name}: {sum(w.numel() for w in words.values())} words, {path.stat().st_size} bytes")
 
