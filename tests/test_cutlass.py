@@ -7,6 +7,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
+from prebuilt import prebuild, shared
 
 from fused_swiglu import ArgumentError, Arithmetic, Operands, Problem, get_kernel, recipes
 from fused_swiglu.inputs import make_inputs, make_out
@@ -226,20 +227,16 @@ def unit_of(key):
     return kernel.unit(problem, kernel.config_type.parse(text), next(iter(kernel.arithmetics(problem))))
 
 
-compiled_once = pytest.mark.xdist_group("compiled by nvcc")
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def built(tmp_path_factory):
     units = {key: unit_of(key) for key in BUILT}
-    folder = tmp_path_factory.mktemp("cache")
+    folder = shared(tmp_path_factory, "cutlass")
     if reason := toolchain.why_not(units["held"], folder):
         pytest.skip(reason)
-    libraries = toolchain.build(units.values(), folder=folder)
+    libraries = prebuild(units.values(), folder)
     return {key: libraries[unit] for key, unit in units.items()}
 
 
-@compiled_once
 @pytest.mark.parametrize("key", BUILT)
 def test_the_machine_code_is_what_the_design_says(built, key):
     name, text = BUILT[key]
@@ -264,7 +261,6 @@ def order(code):
     return [(kind, len(list(run))) for kind, run in groupby(told)]
 
 
-@compiled_once
 @pytest.mark.parametrize(
     ("key", "wanted"), [("overlap", ["products", "gives", "swish", "takes", "products"]),
                         ("held", ["products", "swish", "gives", "takes", "products"])]
@@ -279,7 +275,6 @@ def test_kernel_1_activates_between_its_passes(built, key, wanted):
     assert dict(runs[first : first + 5])["swish"] == 64 * 64 // 128
 
 
-@compiled_once
 def test_evt_computes_between_the_stores_of_subtiles(built):
     """Each subtile's reciprocals stand before its own store and after an earlier one, not all of them at the front."""
     (code,) = disassemble(built["evt pingpong"]).values()

@@ -295,6 +295,12 @@ def test_failures_do_not_stop_the_others(nvcc: Path, source: Path) -> None:
     assert not list(cache.root().glob(".*"))
 
 
+@pytest.fixture
+def _everywhere(nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes take that nvcc too, whatever Python's packages have."""
+    monkeypatch.setenv("CUDA_HOME", str(nvcc))
+
+
 RACER = """
 import sys
 from cutlass_kernels import toolchain
@@ -303,6 +309,7 @@ print(toolchain.build_one(Unit(sys.argv[1], (("FACTOR", 1),), ctypes=True)))
 """
 
 
+@pytest.mark.usefixtures("_everywhere")
 def test_two_processes_on_an_empty_cache(nvcc: Path, source: Path) -> None:
     """Each nvcc waits for the other, so that both compile."""
     nvcc_of_sh(nvcc, body=f"while [ $(wc -l < {nvcc}/runs) -lt 2 ] && [ $((n+=1)) -lt 999 ]; do sleep 0.02; done")
@@ -316,6 +323,7 @@ def test_two_processes_on_an_empty_cache(nvcc: Path, source: Path) -> None:
     assert len(list(cache.root().iterdir())) == 1
 
 
+@pytest.mark.usefixtures("_everywhere")
 def test_a_killed_build_leaves_nothing_that_is_found(nvcc: Path, source: Path) -> None:
     nvcc_of_sh(nvcc, body=f"echo half > $out; : > {nvcc}/half; exec /bin/sleep 60")
     racer = subprocess.Popen([sys.executable, "-c", RACER, str(source)], start_new_session=True)
@@ -342,6 +350,7 @@ toolchain.build([Unit(sys.argv[1], (("FACTOR", factor),), ctypes=True) for facto
 """
 
 
+@pytest.mark.usefixtures("_everywhere")
 def test_an_interrupt_ends_what_runs_starts_no_more_and_leaves_nothing(nvcc: Path, source: Path) -> None:
     """Only Python gets the signal, as from a notebook; from a terminal nvcc would, too."""
     nvcc_of_sh(nvcc, body=f": > {nvcc}/half; exec /bin/sleep 60")
