@@ -63,7 +63,7 @@ class Pingpong(CutlassKernel):
         return TABLE
 
     def configs(self, problem: Problem) -> Iterable[PingpongConfig]:
-        return best_first(problem, TABLE)
+        return best_first(problem, TABLE, PASSES)
 
     def defines(self, config: PingpongConfig) -> dict[str, int]:
         return tile_defines(config, PASSES) | {"FS_SWISH": SWISH.index(config.swish)}
