@@ -89,9 +89,9 @@ class CutlassKernel(Kernel):
             return reason
         if problem.row_alignment < 16:
             return self._unaligned(problem)
-        beside = self.computes == "gate_up" or "preactivations" in problem.outputs
-        if beside and problem.n % 8:
-            return f"writes gate beside up by TMA: n must be a multiple of 8, not {problem.n}"
+        for name in ("n", "k"):
+            if getattr(problem, name) % 8:  # TMA cuts a row off at a multiple of 16 bytes: it would write the padding
+                return f"moves rows by TMA: {name} must be a multiple of 8, not {getattr(problem, name)}"
         if device.type == "cuda" and _has_sm90(device):
             return toolchain.why_not(self.unit(problem, config, arithmetic))
         return None

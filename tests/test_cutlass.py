@@ -96,6 +96,8 @@ def test_evt_counts_what_its_epilogue_stores():
         (Problem(8, 16, 64, layout="separate", gate_stride=68), "gate_stride"),
         (Problem(8, 16, 64, layout="separate", up_stride=66), "up_stride"),
         (Problem(8, 12, 64), "out_stride"),
+        (Problem(8, 130, 64, out_stride=136), "n must"),
+        (Problem(8, 16, 68, layout="separate", x_stride=72, gate_stride=72, up_stride=72), "k must"),
         (Problem(8, 16, 64, alignment=8), "multiple of 16 bytes"),
         (Problem(8, 16, 64, dtype="fp8_e4m3"), "bf16 or fp16"),
     ],

@@ -83,7 +83,7 @@ PROBLEMS = [
     (Problem(129, 200, 64), "integers"),
     (Problem(257, 192, 896), "outliers"),
     (Problem(64, 24, 128), "integers"),
-    (Problem(300, 130, 80, out_stride=136, x_stride=96), "normal"),
+    (Problem(300, 136, 80, out_stride=152, x_stride=96), "normal"),
     (Problem(1500, 1000, 200, layout="separate", gate_stride=208, up_stride=216, out_stride=1032), "normal"),
     (Problem(4096, 1216, 896), "normal"),
 ]
@@ -93,10 +93,6 @@ PROBLEMS = [
 def test_every_geometry_gives_the_bits_of_the_model(name, config):
     kernel = get_kernel(name)
     for problem, family in PROBLEMS:
-        if kernel.why_not(problem, config, arithmetic_of(name), DEVICE):
-            assert problem.n == 130
-            assert name == "cutlass.gemm"
-            continue
         bound = bind(name, problem, case(problem, family), config)
         out = bound.run().clone()
         assert_bits_equal(out, wanted(problem, family, kernel.computes))
@@ -185,11 +181,11 @@ def test_a_thousand_replays_allocate_nothing(name):
         captured = bound.run()
     inputs.x.copy_(make_inputs(SMALL, "normal", 2, DEVICE).x)
     torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"], torch.cuda.mem_get_info()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
     for _ in range(1000):
         graph.replay()
     torch.cuda.synchronize()
-    assert (torch.cuda.memory_stats()["allocation.all.allocated"], torch.cuda.mem_get_info()) == before
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     replayed = captured.clone()
     assert_bits_equal(replayed, bind(name, SMALL, inputs).run())
 
