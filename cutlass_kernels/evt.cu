@@ -43,6 +43,9 @@ class Bound {
     check(cudaOccupancyMaxActiveClusters(&hardware.max_active_clusters, KERNEL, &config), "occupancy");
     if (hardware.max_active_clusters < 1) throw std::runtime_error("no cluster of this kernel fits on the device");
 
+#if FS_STAMPS
+    check(cudaMemcpyToSymbol(stamps, &g.debug, sizeof(g.debug)), "time stamps");
+#endif
     auto at = [](int64_t address) { return reinterpret_cast<Element*>(address); };
     auto stride = [](int64_t elements) { return RowMajor{elements, {}, {}}; };
     params_ = Kernel::to_underlying_arguments(

@@ -42,6 +42,10 @@ class EvtConfig(Config):
         """Of a thread."""
         return self.bm // (64 * self.team) * self.bn
 
+    @property
+    def stage_bytes(self) -> int:
+        return (self.bm + 2 * self.bn) * 64 * 2
+
 
 TABLE = (
     EvtConfig(128, 96, cluster_m=2),
@@ -83,6 +87,10 @@ class Evt(CutlassKernel):
             "FS_SUBTILE": config.subtile,
         }
 
+    def ring(self, config: EvtConfig) -> tuple[int, int]:
+        stages = config.stages or _most_stages(config)
+        return stages, _beside_stages(config) + stages * config.stage_bytes
+
     def why_not(self, problem: Problem, config: EvtConfig, arithmetic: Arithmetic, device: torch.device) -> str | None:
         if reason := super().why_not(problem, config, arithmetic, device):
             return reason
@@ -112,13 +120,21 @@ class Evt(CutlassKernel):
         return _too_many_stages(config, False)
 
 
-def _too_many_stages(config: EvtConfig, preactivations: bool) -> str | None:
-    """What evt.cu asserts of shared memory: beside the stages there are two subtiles of the output in flight, and as
-    many of either half where the pre-activations are stored too."""
+def _beside_stages(config: EvtConfig, preactivations: bool = False) -> int:
+    """Bytes of shared memory beside the stages: two subtiles of the output in flight, as many of either half where the
+    pre-activations are stored too, and a KiB each for barriers and for what the tree keeps."""
     crowded = preactivations and config.accumulators >= 192
     subtile = config.subtile or (16 if config.bn % 32 or crowded else 32)
-    in_flight = 2 * 64 * config.team * subtile * 2 * (3 if preactivations else 1)
-    most = (SHARED_MEMORY - 2048 - in_flight) // ((config.bm + 2 * config.bn) * 128)
+    return 2048 + 2 * 64 * config.team * subtile * 2 * (3 if preactivations else 1)
+
+
+def _most_stages(config: EvtConfig, preactivations: bool = False) -> int:
+    return (SHARED_MEMORY - _beside_stages(config, preactivations)) // config.stage_bytes
+
+
+def _too_many_stages(config: EvtConfig, preactivations: bool) -> str | None:
+    """What evt.cu asserts of shared memory."""
+    most = _most_stages(config, preactivations)
     return f"has shared memory for at most {most} stages of this tile" if config.stages > most else None
 
 

@@ -14,6 +14,7 @@ from fused_swiglu import DTYPES, Arithmetic, Bound, Compiled, Config, Kernel, Op
 from fused_swiglu.errors import ArgumentError
 from fused_swiglu.operands import check_fit
 from fused_swiglu.problem import ACTIVATIONS
+from fused_swiglu.resources import Binary
 from fused_swiglu.sm90 import accumulate, execute
 
 from . import toolchain
@@ -24,7 +25,7 @@ ACTIVATION_NUMBERS = {name: i for i, name in enumerate(("silu", "gelu_tanh", "re
 IDENTITY = 4  # no activation
 RECIPE_NUMBERS = {name: i for i, name in enumerate(("ieee", "ex2", "tanh", "poly3", "none"))}
 DEBUG_BUILDS = {"dump": "FS_DUMP", "stamps": "FS_STAMPS"}
-# As stamps.cuh numbers them: what ends at the stamp. `None` is an entry that was not written.
+# As events.cuh numbers them: what ends at the stamp. `None` is an entry that was not written.
 EVENTS = (
     None, "turn_taken", "gate_issued", "gate_done", "swished", "up_issued", "up_done", "stored", "loading", "loaded"
 )  # fmt: skip
@@ -78,6 +79,20 @@ class CutlassKernel(Kernel):
             options[DEBUG_BUILDS[debug]] = 1
         return Unit(self.source, tuple(sorted((options | self.defines(config)).items())))
 
+    def binaries(
+        self, problem: Problem, config: Any, arithmetic: Arithmetic, *, build: bool = False
+    ) -> Iterator[Binary]:
+        """The library, if it is built or to be built."""
+        unit = self.unit(problem, config, arithmetic)
+        if library := toolchain.build_one(unit) if build else toolchain.find(unit):
+            stages, shared = self.ring(config)
+            yield Binary(library, shared, stages)
+
+    def ring(self, config: Any) -> tuple[int, int]:
+        """Stages, and bytes of shared memory with them: those of tile.cuh's `Shared`, which is aligned to 1024."""
+        used = bytes_of(config.bm, config.bn, self.defines(config)["FS_PASSES"], config.stages)
+        return config.stages, -(-used // 1024) * 1024
+
     def arithmetics(self, problem: Problem) -> tuple[Arithmetic, ...]:
         recipes = ("none",) if problem.activation == "relu" else ("ieee", "ex2", "tanh", "poly3")
         return tuple(Arithmetic("sm90", recipe) for recipe in recipes)
@@ -127,8 +142,7 @@ class CutlassKernel(Kernel):
         self, problem: Problem, config: Any, arithmetic: Arithmetic, operands: Operands
     ) -> list[tuple[int, str, int, str]]:
         """(thread block, role, cycles since the thread block's first stamp, event) of a second run of a build with time
-        stamps, in that order; the first `STAMPS_OF_A_ROLE` of each role. Needs an SM90 GPU and nvcc; only for kernels
-        on CuTe's atoms."""
+        stamps, in that order; the first `STAMPS_OF_A_ROLE` - 1 of each role. Needs an SM90 GPU and nvcc."""
         blocks = torch.cuda.get_device_properties(operands.x.device).multi_processor_count
         stamps = torch.zeros((blocks, len(ROLES), STAMPS_OF_A_ROLE), dtype=torch.int64, device=operands.x.device)
         launch = _Launch(
@@ -138,7 +152,7 @@ class CutlassKernel(Kernel):
         stamps.zero_()
         launch.run()
         found = []
-        for block, roles in enumerate(stamps.cpu().tolist()):
+        for block, roles in enumerate(stamps[:, :, :-1].cpu().tolist()):
             start = min((word >> 8 for role in roles for word in role if word), default=0)
             for role, words in zip(ROLES, roles, strict=True):
                 found += [(block, role, (word >> 8) - start, str(EVENTS[word & 255])) for word in words if word]

@@ -13,7 +13,7 @@ struct Params {
   CUtensorMap gate_preactivations, up_preactivations;
   Element const *bias_gate, *bias_up;
   float* sums;       // [m, 2n], where a debug build puts its accumulators
-  uint64_t* stamps;  // [thread blocks, roles, STAMPS_OF_A_ROLE], where another puts its time stamps
+  uint64_t* stamps;  // [thread blocks, ROLES, STAMPS_OF_A_ROLE], where another puts its time stamps
   int m, n, blocks;  // blocks: of BK along k
   int once;          // 1, which the compiler does not know
   Raster raster;

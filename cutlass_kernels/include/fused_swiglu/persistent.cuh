@@ -32,7 +32,7 @@ struct Schedule {
 
 __device__ __forceinline__ void produce(Shared& shared, Params const& params, Schedule const& schedule) {
   Position at;
-  Stamps stamp(params, CONSUMERS);
+  Stamps stamp(params, PRODUCER);
   constexpr int TILES = PINGPONG ? CONSUMERS : 1;
   for (int i = 0; schedule.has(i); i += TILES) {
     if constexpr (PASSES == 1) {

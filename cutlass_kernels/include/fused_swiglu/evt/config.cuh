@@ -43,6 +43,9 @@
 #ifndef FS_DUMP
 #define FS_DUMP 0
 #endif
+#ifndef FS_STAMPS
+#define FS_STAMPS 0
+#endif
 
 #if FS_BN % 32 == 16 && FS_BN > 16
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // wgmmas BN and 2 BN wide; without it CuTe has the common widths

@@ -83,8 +83,10 @@ struct Epilogue : CutlassEpilogue<Tree> {
     for (int m = 0; m < size<1>(pairs); ++m)
       CUTLASS_PRAGMA_UNROLL
       for (int v = 0; v < V; ++v) pairs(v, m, 0) = {sums(v, m, 0), sums(V + v, m, 0)};
-    return Base::store(load, load_state, store, store_state, halved(problem_shape), OutputTile{}, coord, pairs, mma,
-                       thread, shared, subtile);
+    auto states = Base::store(load, load_state, store, store_state, halved(problem_shape), OutputTile{}, coord, pairs,
+                              mma, thread, shared, subtile);
+    stamp(Event::stored);
+    return states;
   }
 };
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "config.cuh"
+#include "stamps.cuh"
 // config.cuh first: it decides which instructions CuTe has
 #include <cutlass/gemm/dispatch_policy.hpp>
 #include <cutlass/gemm/collective/collective_mma_decl.hpp>
@@ -106,6 +107,7 @@ struct Mainloop : CutlassMainloop<RING, Schedule> {
                            int k_tiles, int, uint32_t rank, TensorStorage& shared) {
     using namespace cute;
     if (!elect_one_sync()) return;
+    stamp(PRODUCER, Event::loading);
     // Blocks of one cluster column share its rows of the weights, blocks of one cluster row its rows of x: each loads
     // its slice of a tile and multicasts it.
     auto ranks = Layout<Cluster>{};
@@ -134,13 +136,21 @@ struct Mainloop : CutlassMainloop<RING, Schedule> {
       copy(params.gate.with(full, column), from_gate(_, _, _, *k_tile), to_gate(_, _, _, 2 * s));
       copy(params.up.with(full, column), from_up(_, _, _, *k_tile), to_up(_, _, _, 2 * s + 1));
     }
+    stamp(PRODUCER, Event::loaded);
   }
 
   template <class Accumulators>
   CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState stage, Accumulators& sums, int k_tiles, int thread,
                           TensorStorage& shared, Params const&) {
+    stamp(Event::turn_taken);
     typename Base::Params unused;  // the base has them in its signature only
     Base::mma(pipeline, stage, sums, k_tiles, thread, shared, unused);
+    stamp(Event::up_issued);
+  }
+
+  CUTLASS_DEVICE void mma_tail(MainloopPipeline pipeline, PipelineState stage, int k_tiles) {
+    Base::mma_tail(pipeline, stage, k_tiles);
+    stamp(Event::up_done);
   }
 };
 
