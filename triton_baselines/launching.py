@@ -11,11 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fused_swiglu import DTYPES, UNDECLARED, Arithmetic, Bound, Compiled, Config, Kernel, Operands, Problem, Weights
+from fused_swiglu.inputs import make_inputs, make_out
 from fused_swiglu.operands import check_fit
-from fused_swiglu.problem import ACTIVATIONS
+from fused_swiglu.problem import ACTIVATIONS, DTYPE_NAMES
+from fused_swiglu.resources import Binary
 
 from .interpreter import interpreted
 
@@ -74,6 +79,30 @@ class Launch:
     def __call__(self) -> None:
         self.function[(self.programs,)](*self.arguments, **self.options)
 
+    def binary(self) -> Binary:
+        """Compiled for SM90 as `build` does there, without a GPU."""
+        names, given = self.function.arg_names, self.arguments  # the constants come after the arguments
+        types = dict(zip(names, [*map(_type_name, given), *["constexpr"] * (len(names) - len(given))], strict=True))
+        constants = {(i,): self.options[name] for i, name in enumerate(names) if types[name] == "constexpr"}
+        aligned = {
+            (i,): [["tt.divisibility", 16]]
+            for i, argument in enumerate(given)
+            if isinstance(argument, torch.Tensor) and argument.data_ptr() % 16 == 0
+        }
+        options = {name: value for name, value in self.options.items() if name not in names}
+        source = ASTSource(self.function, types, constants, aligned)
+        built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        return Binary(built.asm["cubin"], built.metadata.shared, options.get("num_stages"))
+
+
+def _type_name(argument: torch.Tensor | TensorDescriptor | int) -> str:
+    """As Triton writes it in a signature."""
+    if isinstance(argument, TensorDescriptor):
+        return f"tensordesc<{DTYPE_NAMES[argument.base.dtype]}{list(argument.block_shape)}>"
+    if isinstance(argument, torch.Tensor):
+        return f"*{DTYPE_NAMES[argument.dtype]}"
+    return "i32" if -(2**31) <= argument < 2**31 else "i64"
+
 
 @dataclass(slots=True)
 class _BoundLaunches(Bound):
@@ -87,6 +116,7 @@ class _BoundLaunches(Bound):
 
 
 _INTERPRETING = threading.Lock()  # Triton's interpreter keeps its state in globals
+_COMPILING = threading.Lock()  # nobody says that Triton's compiler may run in two threads
 
 
 @dataclass(slots=True)
@@ -145,6 +175,15 @@ class TritonKernel(Kernel):
         self, problem: Problem, config: Any, arithmetic: Arithmetic, operands: Operands, sms: int
     ) -> Iterable[Launch]:
         """The launches of one run on a device with `sms` multiprocessors, in order."""
+
+    def binaries(
+        self, problem: Problem, config: Any, arithmetic: Arithmetic, *, build: bool = False
+    ) -> Iterable[Binary]:
+        """Compiled at once, or taken from Triton's cache."""
+        inputs, out = make_inputs(problem, "normal", 0), make_out(problem, self.output_shape(problem))
+        with _COMPILING:
+            operands = Operands(inputs.x, inputs.weights, out)
+            return [launch.binary() for launch in self.launches(problem, config, arithmetic, operands, sms=132)]
 
     def why_not(self, problem: Problem, config: Any, arithmetic: Arithmetic, device: torch.device) -> str | None:
         if reason := super().why_not(problem, config, arithmetic, device):

@@ -29,6 +29,10 @@ COMMANDS = {
     "check": ("fused_swiglu.check_command", "check kernels against the bits that they declare"),
     "table": ("fused_swiglu.table_command", "show stored rows"),
     "diff": ("fused_swiglu.diff_command", "show what changed between two runs: environment, times, statuses, M0"),
+    "resources": (
+        "fused_swiglu.resources_command",
+        "show registers, shared memory, spills and instructions of compiled kernels",
+    ),
     "capture": ("fused_swiglu.capture", "save the hidden states that enter a model's MLPs when it reads a text"),
 }
 # Other packages add commands: an entry point `name = "module:SUMMARY"`, of a module like those above, and its summary.
