@@ -13,7 +13,15 @@ import torch
 
 from fused_swiglu import Arithmetic, Config, Problem
 
-from .launching import SHARED_MEMORY, CutlassKernel, WithoutActivation, best_first
+from .launching import (
+    SHARED_MEMORY,
+    TEAMS,
+    CutlassKernel,
+    WithoutActivation,
+    best_first,
+    geometry_defines,
+    invalid_geometry,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,7 @@ class EvtConfig(Config):
     @property
     def team(self) -> int:
         """Warpgroups that work on one tile."""
-        return 2 if self.schedule == "cooperative" else 1
+        return TEAMS[self.schedule]
 
     @property
     def accumulators(self) -> int:
@@ -77,15 +85,7 @@ class Evt(CutlassKernel):
         return best_first(problem, TABLE)
 
     def defines(self, config: EvtConfig) -> dict[str, int]:
-        return {
-            "FS_BM": config.bm,
-            "FS_BN": config.bn,
-            "FS_STAGES": config.stages,
-            "FS_PINGPONG": int(config.schedule == "pingpong"),
-            "FS_CLUSTER_M": config.cluster_m,
-            "FS_CLUSTER_N": config.cluster_n,
-            "FS_SUBTILE": config.subtile,
-        }
+        return geometry_defines(config) | {"FS_SUBTILE": config.subtile}
 
     def ring(self, config: EvtConfig) -> tuple[int, int]:
         stages = config.stages or _most_stages(config)
@@ -98,25 +98,14 @@ class Evt(CutlassKernel):
 
     def invalid(self, config: EvtConfig) -> str | None:
         """What evt/config.cuh and evt.cu assert, in words."""
-        if config.schedule not in ("pingpong", "cooperative"):
-            return f"has the schedules pingpong and cooperative, not {config.schedule!r}"
-        rows = 64 * config.team
-        if config.bm < rows or config.bm % rows or config.bm > 256:
-            return f"takes bm in multiples of {rows} up to 256 in the {config.schedule} schedule, not {config.bm}"
-        if config.bn < 16 or config.bn % 16 or config.bn > 128:
-            return f"takes bn in multiples of 16 up to 128, not {config.bn}"
-        if config.accumulators > 208:
-            return "has too few registers for these accumulators: choose a smaller tile"
-        if {config.cluster_m, config.cluster_n} - {1, 2, 4} or config.cluster_m * config.cluster_n > 8:
-            return "takes clusters of 1, 2 or 4 along either dimension, and of 8 thread blocks in all"
-        if config.bn % (8 * config.cluster_m) or config.bm % (8 * config.cluster_n):
-            return "each thread block of a cluster loads whole groups of 8 rows: choose a smaller cluster"
+        if reason := invalid_geometry(config, 16, 128):
+            return reason
+        if config.cluster_m * config.cluster_n > 8:
+            return "takes clusters of at most 8 thread blocks"
         if config.subtile not in (0, 16, 32, 64) or (config.subtile and config.bn % config.subtile):
             return "takes subtiles of 16, 32 or 64 columns that divide bn"
         if config.stages < 0 or config.stages == 1:
             return "takes at least 2 stages; stages=0 takes as many as fit"
-        if config.band < 1:
-            return f"takes a band of at least 1, not {config.band}"
         return _too_many_stages(config, False)
 
 

@@ -60,7 +60,7 @@ class Gemm(CutlassKernel):
     def invalid(self, config: GemmConfig) -> str | None:
         if config.passes not in (1, 2):
             return f"makes 1 or 2 passes, not {config.passes}"
-        return invalid_tile(config.bm, config.bn, config.passes, config)
+        return invalid_tile(config, config.passes)
 
     def predict(self, problem: Problem, arithmetic: Arithmetic, operands: Operands) -> torch.Tensor:
         return preactivations(operands).to(DTYPES[problem.out_dtype])

@@ -51,4 +51,4 @@ class Interleaved(CutlassKernel):
         return tile_defines(config, PASSES)
 
     def invalid(self, config: TileConfig) -> str | None:
-        return invalid_tile(config.bm, config.bn, PASSES, config)
+        return invalid_tile(config, PASSES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -102,22 +102,11 @@ class CutlassKernel(Kernel):
             return reason
         if reason := self.invalid(config):
             return reason
-        if problem.row_alignment < 16:
-            return self._unaligned(problem)
-        for name in ("n", "k"):
-            if getattr(problem, name) % 8:  # TMA cuts a row off at a multiple of 16 bytes: it would write the padding
-                return f"moves rows by TMA: {name} must be a multiple of 8, not {getattr(problem, name)}"
+        if problem.no_tma:
+            return f"moves rows by TMA: {problem.no_tma}"
         if device.type == "cuda" and _has_sm90(device):
             return toolchain.why_not(self.unit(problem, config, arithmetic))
         return None
-
-    @staticmethod
-    def _unaligned(problem: Problem) -> str:
-        size = DTYPES[problem.dtype].itemsize
-        for name in ("x_stride", "gate_stride", "up_stride", "out_stride"):
-            if getattr(problem, name) * size % 16:
-                return f"moves rows by TMA: {name} must be a multiple of {16 // size} elements"
-        return f"moves rows by TMA: every tensor must start at a multiple of 16 bytes, not of {problem.alignment}"
 
     def compile(self, problem: Problem, config: Any, arithmetic: Arithmetic, device: torch.device) -> Compiled:
         if device.type != "cuda" or not _has_sm90(device):
@@ -170,9 +159,8 @@ class WithoutActivation(CutlassKernel):
     def arithmetics(self, problem: Problem) -> tuple[Arithmetic, ...]:
         return (Arithmetic("sm90", "none"),)
 
-    def unit(self, problem: Problem, config: Any, arithmetic: Arithmetic, *, debug: str | None = None) -> Unit:
-        unit = super().unit(problem, config, arithmetic, debug=debug)
-        return replace(unit, defines=tuple(sorted((dict(unit.defines) | {"FS_ACTIVATION": IDENTITY}).items())))
+    def defines(self, config: Any) -> dict[str, int]:
+        return super().defines(config) | {"FS_ACTIVATION": IDENTITY}
 
     def predict(self, problem: Problem, arithmetic: Arithmetic, operands: Operands) -> torch.Tensor:
         gate, up = preactivations(operands).chunk(2, dim=1)
@@ -281,9 +269,8 @@ def _check(kernel: CutlassKernel, problem: Problem, operands: Operands, device_t
 
 def bytes_of(bm: int, bn: int, passes: int, stages: int) -> int:
     """Shared memory of a kernel on CuTe's atoms: tile.cuh's `Shared`."""
-    width = bn * (2 if passes == 1 else 1)
     chunk = bn if bn <= 128 else bn // 2
-    return stages * ((bm + width) * 64 * 2 + 16) + 2 * 64 * chunk * 2
+    return stages * ((bm + width_of(bn, passes)) * 64 * 2 + 16) + 2 * 64 * chunk * 2
 
 
 def most_stages(bm: int, bn: int, passes: int) -> int:
@@ -291,47 +278,62 @@ def most_stages(bm: int, bn: int, passes: int) -> int:
     return next(s for s in range(12, 0, -1) if bytes_of(bm, bn, passes, s) <= SHARED_MEMORY - 1024)
 
 
-def invalid_tile(bm: int, bn: int, passes: int, config: Any) -> str | None:
-    """What tile.cuh asserts, in words."""
-    team = {"pingpong": 1, "cooperative": 2}.get(config.schedule)
-    if team is None:
+TEAMS = {"pingpong": 1, "cooperative": 2}  # warpgroups that work on one tile
+
+
+def invalid_geometry(config: Any, step: int, widest: int) -> str | None:
+    """What all kernels assert of tile and schedule, in words. step, widest: of bn."""
+    if config.schedule not in TEAMS:
         return f"has the schedules pingpong and cooperative, not {config.schedule!r}"
-    if bm < 64 * team or bm % (64 * team) or bm > 256:
-        return f"takes bm in multiples of {64 * team} up to 256 in the {config.schedule} schedule, not {bm}"
-    width = bn * (2 if passes == 1 else 1)
-    if bn < 16 or bn % (16 if bn <= 128 else 32) or width > 256:
-        return f"takes bn in multiples of 16, over 128 of 32, up to {256 // (width // bn)}, not {bn}"
-    if bm // 64 // team * bn > 208:
+    rows = 64 * TEAMS[config.schedule]
+    if config.bm < rows or config.bm % rows or config.bm > 256:
+        return f"takes bm in multiples of {rows} up to 256 in the {config.schedule} schedule, not {config.bm}"
+    if config.bn < 16 or config.bn % step or config.bn > widest:
+        return f"takes bn in multiples of {step} up to {widest}, not {config.bn}"
+    if config.bm // rows * config.bn > 208:
         return "has too few registers for these accumulators: choose a smaller tile"
-    if (
-        config.cluster_m not in (1, 2, 4)
-        or config.cluster_n not in (1, 2, 4)
-        or 1 < config.cluster_m < config.cluster_n
-    ):
-        return "takes clusters of 1, 2 or 4 along one dimension"
-    if config.cluster_m > 1 and config.cluster_n > 1:
-        return "takes clusters along one dimension"
-    if (bn if config.cluster_m > 1 else bm) % (8 * config.cluster_m * config.cluster_n):
+    if {config.cluster_m, config.cluster_n} - {1, 2, 4}:
+        return "takes clusters of 1, 2 or 4 along either dimension"
+    if config.bn % (8 * config.cluster_m) or config.bm % (8 * config.cluster_n):
         return "each thread block of a cluster loads whole groups of 8 rows: choose a smaller cluster"
-    if config.stages < 2:
-        return "takes at least 2 stages"
-    if bytes_of(bm, bn, passes, config.stages) > SHARED_MEMORY - 1024:
-        return f"has shared memory for at most {most_stages(bm, bn, passes)} stages of this tile"
     if config.band < 1:
-        return "takes a band of at least 1"
+        return f"takes a band of at least 1, not {config.band}"
     return None
 
 
-def tile_defines(config: Any, passes: int) -> dict[str, int]:
+def invalid_tile(config: Any, passes: int) -> str | None:
+    """What tile.cuh asserts, in words."""
+    if reason := invalid_geometry(config, 16 if config.bn <= 128 else 32, 128 * passes):
+        return reason
+    if min(config.cluster_m, config.cluster_n) > 1:
+        return "takes clusters along one dimension"
+    if config.stages < 2:
+        return "takes at least 2 stages"
+    if bytes_of(config.bm, config.bn, passes, config.stages) > SHARED_MEMORY - 1024:
+        return f"has shared memory for at most {most_stages(config.bm, config.bn, passes)} stages of this tile"
+    return None
+
+
+def geometry_defines(config: Any) -> dict[str, int]:
+    """What options.cuh reads, and the cluster."""
     return {
         "FS_BM": config.bm,
         "FS_BN": config.bn,
         "FS_STAGES": config.stages,
         "FS_PINGPONG": int(config.schedule == "pingpong"),
-        "FS_PASSES": passes,
         "FS_CLUSTER_M": config.cluster_m,
         "FS_CLUSTER_N": config.cluster_n,
     }
+
+
+def tile_defines(config: Any, passes: int) -> dict[str, int]:
+    """What tile.cuh reads."""
+    return geometry_defines(config) | {"FS_PASSES": passes, "FS_WIDTH": width_of(config.bn, passes)}
+
+
+def width_of(bn: int, passes: int) -> int:
+    """Of a wgmma."""
+    return bn * (2 if passes == 1 else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,14 +356,14 @@ def best_first(problem: Problem, table: Iterable[Any], passes: int = 1) -> tuple
 
     A tile takes its products' time, longer where its operands would have to come from L2 at more than FILL bytes a
     clock. The cooperative schedule adds what its epilogue does not hide, as much as EPILOGUE steps along k.
-    Both constants are by measurements on an H200.
+    Both constants are rough fits to times on an H200.
     """
 
     def cost(config: Any) -> float:
         cluster, pingpong = config.cluster_m * config.cluster_n, config.schedule == "pingpong"
         clusters = -(-problem.m // (config.bm * config.cluster_m)) * -(-problem.n // (config.bn * config.cluster_n))
         waves = -(-clusters // (132 // cluster * (2 if pingpong else 1)))
-        width = 2 * config.bn / (config.passes if hasattr(config, "passes") else passes)
+        width = width_of(config.bn, getattr(config, "passes", passes))
         fill = 4096 * (1 / (width * config.cluster_n) + 1 / (config.bm * config.cluster_m))  # bytes a clock
         k = problem.k * max(1.0, fill / FILL) + (0 if pingpong else EPILOGUE)
         return waves * (2 if pingpong else 1) * config.bm * config.bn * k

@@ -15,7 +15,7 @@ from fused_swiglu import Problem
 from .launching import CutlassKernel, TileConfig, WithoutActivation, best_first, invalid_tile, most_stages, tile_defines
 
 PASSES = 2
-SWISH = ("overlap", "held", "epilogue", "sliced")  # as tile.cuh numbers them
+SWISH = ("overlap", "held", "epilogue", "sliced")  # as two_passes.cuh numbers them
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Pingpong(CutlassKernel):
         return tile_defines(config, PASSES) | {"FS_SWISH": SWISH.index(config.swish)}
 
     def invalid(self, config: PingpongConfig) -> str | None:
-        if reason := invalid_tile(config.bm, config.bn, PASSES, config):
+        if reason := invalid_tile(config, PASSES):
             return reason
         if config.swish not in SWISH:
             return f"has swish={', '.join(SWISH)}, not {config.swish!r}"

@@ -207,13 +207,7 @@ class TritonKernel(Kernel):
 
     def no_tma(self, problem: Problem) -> str | None:
         """Why TMA descriptors cannot describe this problem's matrices; None where they can."""
-        if problem.row_alignment < 16:
-            return f"needs rows aligned to 16 bytes, these are to {problem.row_alignment}"
-        piece = 16 // DTYPES[problem.dtype].itemsize
-        for name in ("n", "k"):
-            if getattr(problem, name) % piece:  # TMA cuts a row off at 16 bytes: it would write into the padding
-                return f"needs {name} in multiples of {piece}, not {getattr(problem, name)}"
-        return None
+        return f"needs rows aligned to 16 bytes: {problem.no_tma}" if problem.no_tma else None
 
     def compile(self, problem: Problem, config: Any, arithmetic: Arithmetic, device: torch.device) -> Compiled:
         if device.type == "cpu":

@@ -96,11 +96,6 @@ class Unfused(TritonKernel):
     def arithmetics(self, problem: Problem) -> tuple[Arithmetic, ...]:
         return tuple(Arithmetic("sm90", recipe, ("gate", "up")) for recipe in recipes_of(problem))
 
-    def no_tma(self, problem: Problem) -> str | None:
-        if problem.n % 8:  # of the [m, 2n] in between, the rows of up start in the middle
-            return f"needs n to be a multiple of 8, it is {problem.n}"
-        return super().no_tma(problem)
-
     def launches(self, problem: Problem, config: UnfusedConfig, arithmetic: Arithmetic, operands: Operands, sms: int):
         p, weights, out = problem, operands.weights, operands.out
         both = torch.full((p.m, 2 * p.n), float("nan"), dtype=out.dtype, device=out.device)

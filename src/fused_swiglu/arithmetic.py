@@ -19,8 +19,8 @@ class Arithmetic:
     accumulation: `sm90`: Hopper's tensor-core step, one chain over ascending k (the rule is in `sm90`'s model);
         or `undeclared` where a library chooses.
     split_k: how many chains are added in fp32 at the end; 1 is a single chain.
-    recipe: how the activation is computed in fp32 (`activations`): `ieee` or `ex2`, and later `tanh` and `poly3`;
-        `none` for a kernel without one.
+    recipe: how the activation is computed in fp32 (`recipes`): `ieee`, `ex2`, `tanh` or `poly3`; `none` for a kernel
+        without one.
     rounds: which fp32 intermediates are rounded to the output dtype before they are used: `gate` and `up` (the
         accumulators), `act` (the activated gate). The output is always rounded once, to nearest even.
     """

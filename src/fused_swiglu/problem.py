@@ -129,6 +129,26 @@ class Problem:
                 step //= 2
         return step
 
+    @property
+    def no_tma(self) -> str | None:
+        """Why TMA cannot move these matrices, in one clause; None where it can. It moves rows in pieces of 16 bytes: a
+        row that ends elsewhere would be written into its padding, or read from there."""
+        for name, dtype in (
+            ("x_stride", self.dtype),
+            ("gate_stride", self.weight_dtype),
+            ("up_stride", self.weight_dtype),
+            ("out_stride", self.out_dtype),
+            ("k", self.dtype),
+            ("k", self.weight_dtype),
+            ("n", self.out_dtype),
+        ):
+            piece = 16 // DTYPES[dtype].itemsize
+            if getattr(self, name) % piece:
+                return f"{name} must be a multiple of {piece}, not {getattr(self, name)}"
+        if self.alignment < 16:
+            return f"every tensor must start at a multiple of 16 bytes, not of {self.alignment}"
+        return None
+
     def __str__(self) -> str:
         return f"{self.m},{self.k},{self.n}"
 

@@ -16,6 +16,7 @@ from fused_swiglu.inputs import make_inputs, make_out
 from fused_swiglu.testing import assert_bits_equal, assert_padding_poisoned
 
 pytest.importorskip("tvm_ffi")
+from launched import captured_and_replayed, goes_to_the_current_stream
 from prebuilt import prebuild
 
 from cutlass_kernels import toolchain
@@ -173,36 +174,12 @@ def test_a_hundred_runs_and_any_batch_give_the_same_bits(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_thousand_replays_allocate_nothing(name):
-    inputs = make_inputs(SMALL, "normal", 1, DEVICE)
-    bound = bind(name, SMALL, inputs)
-    bound.run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = bound.run()
-    inputs.x.copy_(make_inputs(SMALL, "normal", 2, DEVICE).x)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    for _ in range(1000):
-        graph.replay()
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-    replayed = captured.clone()
-    assert_bits_equal(replayed, bind(name, SMALL, inputs).run())
+    captured_and_replayed(SMALL, lambda inputs: bind(name, SMALL, inputs), DEVICE, times=1000)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_launch_goes_to_the_current_stream(name):
-    inputs = make_inputs(SMALL, "normal", 1, DEVICE)
-    bound = bind(name, SMALL, inputs)
-    bound.run()
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
-        inputs.x.zero_()
-        out = bound.run()
-    stream.synchronize()
-    assert float(out.abs().max()) == 0
+    goes_to_the_current_stream(SMALL, lambda inputs: bind(name, SMALL, inputs), DEVICE)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")

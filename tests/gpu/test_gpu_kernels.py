@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from launched import captured_and_replayed, goes_to_the_current_stream
 
 from fused_swiglu import Operands, Problem, get_kernel
 from fused_swiglu.bounds import error_bound, within_bound
@@ -72,39 +73,14 @@ def test_a_row_does_not_depend_on_its_batch(name, problem, seed):
 
 @pytest.mark.parametrize("name", TRITON)
 def test_capture_and_replay(name):
-    """Built and bound outside, a launch can be captured; the replay reads what x holds then, and allocates nothing."""
     problem = Problem(130, 256, 192)
-    inputs = make_inputs(problem, "normal", 1, DEVICE)
-    bound, _ = bind(name, problem, inputs)
-    bound.run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = bound.run()
-    inputs.x.copy_(make_inputs(problem, "normal", 2, DEVICE).x)
-    before = torch.cuda.memory_allocated()
-    for _ in range(100):
-        graph.replay()
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() == before
-    replayed = captured.clone()
-    assert_bits_equal(replayed, bind(name, problem, inputs)[0].run())
+    captured_and_replayed(problem, lambda inputs: bind(name, problem, inputs)[0], DEVICE, times=100)
 
 
 @pytest.mark.parametrize("name", TRITON)
 def test_a_launch_goes_to_the_current_stream(name):
     problem = Problem(64, 128, 64)
-    inputs = make_inputs(problem, "normal", 1, DEVICE)
-    bound, _ = bind(name, problem, inputs)
-    wanted = bound.run().clone()
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
-        inputs.x.zero_()
-        out = bound.run()
-    stream.synchronize()
-    assert not bool(torch.equal(out, wanted))
-    assert float(out.abs().max()) == 0
+    goes_to_the_current_stream(problem, lambda inputs: bind(name, problem, inputs)[0], DEVICE)
 
 
 def test_offsets_beyond_32_bits():

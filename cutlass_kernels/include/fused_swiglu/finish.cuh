@@ -30,7 +30,7 @@ __device__ __forceinline__ void complete(Shared& shared, Params const& params, i
 struct SwiGLU {
   // Between the passes: under a condition that always holds, which ptxas does not know. So the arithmetic stays where it
   // is between barriers, and each part is a block of its own, in which ptxas interleaves independent chains. Over all
-  // accumulators at once it would go chain after chain, 70 cycles for each value instead of 28.
+  // accumulators at once it would go chain after chain.
   template <int V>
   static __device__ __forceinline__ void activate(Params const& params, float (&gate)[V]) {
     static_assert(V == 8);
@@ -46,7 +46,6 @@ struct SwiGLU {
   template <class Gate, class Up>
   static __device__ __forceinline__ void run(Shared& shared, Params const& params, int consumer, Tile tile, Gate gate,
                                              Up up) {
-    if constexpr (PASSES == 1) complete(shared, params, consumer, tile, gate, Half::gate);
     complete(shared, params, consumer, tile, up, Half::up);
     store_tile(shared, consumer, params.out, tile, [&](int s, int j, float (&values)[8]) {
       CUTE_UNROLL
@@ -67,17 +66,12 @@ struct Products {
   static __device__ __forceinline__ void gate_done(Shared& shared, Params const& params, int consumer, Tile tile,
                                                    Gate gate) {
     dump(params, tile, consumer, 0, gate);
-    if constexpr (PASSES == 2) store_tile(shared, consumer, params.out, tile, as_they_are(gate));
+    store_tile(shared, consumer, params.out, tile, as_they_are(gate));
   }
 
   template <class Gate, class Up>
-  static __device__ __forceinline__ void run(Shared& shared, Params const& params, int consumer, Tile tile, Gate gate,
-                                             Up up) {
+  static __device__ __forceinline__ void run(Shared& shared, Params const& params, int consumer, Tile tile, Gate, Up up) {
     dump(params, tile, consumer, params.n, up);
-    if constexpr (PASSES == 1) {
-      gate_done(shared, params, consumer, tile, gate);
-      store_tile(shared, consumer, params.out, tile, as_they_are(gate));
-    }
     store_tile(shared, consumer, params.second, tile, as_they_are(up));
   }
 };

@@ -6,7 +6,7 @@
 
 namespace fused_swiglu {
 
-// Finish(shared, params, consumer, tile, gate, up) takes the finished accumulators; gate(s, j, i) and up(s, j, i) are
+// Finish::gate_done takes the finished gate accumulators, then Finish::run both; gate(s, j, i) and up(s, j, i) are
 // references to element i of column block j of slab s.
 template <class Finish>
 struct OnePass {
@@ -19,7 +19,7 @@ struct OnePass {
     Stamps stamp(params, consumer);
     Position at;
     turns.begin();
-    for (int i = 0; schedule.has(i); i += PINGPONG ? CONSUMERS : 1) {
+    for (int i = 0; schedule.has(i); i += TILES) {
       int mine = PINGPONG ? i + consumer : i;
       if (PINGPONG && consumer == 1) at.skip(params.blocks);  // the other's
       turns.take();
@@ -31,7 +31,9 @@ struct OnePass {
       });
       stamp(Event::up_done);
       if (PINGPONG && consumer == 0) at.skip(params.blocks);
-      Finish::run(shared, params, consumer, schedule.tile(mine), gate, up);
+      Tile tile = schedule.tile(mine);
+      Finish::gate_done(shared, params, consumer, tile, gate);
+      Finish::run(shared, params, consumer, tile, gate, up);
       stamp(Event::stored);
     }
   }

@@ -30,29 +30,29 @@ struct Schedule {
   __device__ Tile tile(int i) const { return raster.tile(first + i * step, rank); }
 };
 
+constexpr int TILES = PINGPONG ? CONSUMERS : 1;  // that are in work at a time
+
+// One pass of the tiles from the i-th on that are in work at a time.
+template <Operand WHICH>
+__device__ __forceinline__ void produce_pass(Shared& shared, Params const& params, Schedule const& schedule, Position& at,
+                                             Stamps& stamp, int i) {
+  for (int j = i; j < i + TILES && schedule.has(j); ++j) {
+    stamp(Event::loading);
+    load<WHICH>(shared, params, at, schedule.tile(j), schedule.rank);
+    stamp(Event::loaded);
+  }
+}
+
+// In the order in which the consumers take turns.
 __device__ __forceinline__ void produce(Shared& shared, Params const& params, Schedule const& schedule) {
   Position at;
   Stamps stamp(params, PRODUCER);
-  constexpr int TILES = PINGPONG ? CONSUMERS : 1;
   for (int i = 0; schedule.has(i); i += TILES) {
     if constexpr (PASSES == 1) {
-      for (int j = i; j < i + TILES && schedule.has(j); ++j) {
-        stamp(Event::loading);
-        load<Operand::both>(shared, params, at, schedule.tile(j), schedule.rank);
-        stamp(Event::loaded);
-      }
+      produce_pass<Operand::both>(shared, params, schedule, at, stamp, i);
     } else {
-      // The order in which the consumers take turns: gate of both their tiles, then up of both.
-      for (int j = i; j < i + TILES && schedule.has(j); ++j) {
-        stamp(Event::loading);
-        load<Operand::gate>(shared, params, at, schedule.tile(j), schedule.rank);
-        stamp(Event::loaded);
-      }
-      for (int j = i; j < i + TILES && schedule.has(j); ++j) {
-        stamp(Event::loading);
-        load<Operand::up>(shared, params, at, schedule.tile(j), schedule.rank);
-        stamp(Event::loaded);
-      }
+      produce_pass<Operand::gate>(shared, params, schedule, at, stamp, i);
+      produce_pass<Operand::up>(shared, params, schedule, at, stamp, i);
     }
   }
 }
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(THREADS, 1) persistent(__grid_constant__ Param
   }
 }
 
-// out_columns: how many matrices of n columns lie side by side in the output.
+// OUT_COLUMNS: how many matrices of n columns lie side by side in the output.
 template <class Consume, int OUT_COLUMNS = 1>
 class Bound {
  public:

@@ -9,37 +9,12 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "gate.cuh"
+#include "options.cuh"
 
 namespace fused_swiglu {
 
-#ifndef FS_SWISH
-#define FS_SWISH 2
-#endif
-#ifndef FS_BIAS
-#define FS_BIAS 0
-#endif
-#ifndef FS_PREACTIVATIONS
-#define FS_PREACTIVATIONS 0
-#endif
-#ifndef FS_DUMP
-#define FS_DUMP 0
-#endif
-#ifndef FS_STAMPS
-#define FS_STAMPS 0
-#endif
-
-constexpr bool BF16 = FS_DTYPE == 0;
 using Element = std::conditional_t<BF16, __nv_bfloat16, __half>;
-constexpr auto ACTIVATION = Activation(FS_ACTIVATION);
-constexpr auto RECIPE = Recipe(FS_RECIPE);
-constexpr bool BIAS = FS_BIAS, PREACTIVATIONS = FS_PREACTIVATIONS, DUMP = FS_DUMP, STAMPS = FS_STAMPS;
 
-// Output tile: of a warpgroup in the pingpong schedule, of both together in the cooperative one.
-constexpr int BM = FS_BM, BN = FS_BN;
-constexpr int BK = 64;  // one swizzle span of 128 bytes
-constexpr int STAGES = FS_STAGES;
-constexpr bool PINGPONG = FS_PINGPONG;
 // Passes over K per output tile: 1 with gate and up in one wgmma of width 2 BN, or 2, gate and then up, of width BN.
 constexpr int PASSES = FS_PASSES;
 // Thread blocks that share a tile of the weights (they lie along m) or of x (along n), each loading its part for all.
@@ -47,20 +22,12 @@ constexpr int CLUSTER = FS_CLUSTER_M * FS_CLUSTER_N;
 constexpr bool SHARES_WEIGHTS = FS_CLUSTER_M > 1, SHARES_X = FS_CLUSTER_N > 1;
 static_assert(FS_CLUSTER_M == 1 || FS_CLUSTER_N == 1, "a cluster lies along one dimension");
 
-// Where a kernel of two passes applies the activation to its gate accumulators.
-enum class Swish {
-  overlap,   // between its passes, once the other consumer has the tensor cores
-  held,      // between its passes, before it gives them away: the ablation of `overlap`
-  epilogue,  // after both passes
-  sliced,    // in slices, between its own wgmmas of the up pass
-};
-constexpr auto SWISH = Swish(FS_SWISH);
-
 constexpr int GROUP = 128;  // threads of a warpgroup
 constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * GROUP;
 constexpr int TEAM = PINGPONG ? 1 : CONSUMERS;  // warpgroups that work on one tile
 constexpr int SLABS = BM / (64 * TEAM);         // m64 blocks of one warpgroup
-constexpr int WIDTH = PASSES == 1 ? 2 * BN : BN;  // of a wgmma
+constexpr int WIDTH = FS_WIDTH;                 // of a wgmma
+static_assert(WIDTH == (PASSES == 1 ? 2 * BN : BN), "FS_WIDTH is a literal, since names are pasted with it");
 static_assert(BM % (64 * TEAM) == 0 && SLABS >= 1, "bm is a multiple of 64 per warpgroup");
 static_assert(WIDTH <= 256, "a wgmma is at most 256 wide");
 static_assert(SLABS * (PASSES == 1 ? WIDTH : 2 * WIDTH) / 2 <= 208, "the accumulators leave a thread too few registers");

@@ -9,9 +9,18 @@
 
 namespace fused_swiglu {
 
+// Where the activation of the gate accumulators is.
+enum class Swish {
+  overlap,   // between the passes, once the other consumer has the tensor cores
+  held,      // between the passes, before this one gives them away: the ablation of `overlap`
+  epilogue,  // after both passes
+  sliced,    // in slices, between the wgmmas of the up pass
+};
+constexpr auto SWISH = Swish(FS_SWISH);
+
 constexpr int SUMS = SLABS * WIDTH / 2, SLICE = 8, SLICES = SUMS / SLICE;
 
-// Finish::gate_done and Finish::run, as in one_pass.cuh; Finish::activate is the activation.
+// Finish: as in one_pass.cuh; its `activate` is the activation.
 template <class Finish>
 struct TwoPasses {
   static __device__ __forceinline__ void run(Shared& shared, Params const& params, Schedule const& schedule,
@@ -34,7 +43,7 @@ struct TwoPasses {
     Stamps stamp(params, consumer);
     Position at;
     turns.begin();
-    for (int i = 0; schedule.has(i); i += PINGPONG ? CONSUMERS : 1) {
+    for (int i = 0; schedule.has(i); i += TILES) {
       int mine = PINGPONG ? i + consumer : i;
       bool has = schedule.has(mine), other = PINGPONG && (consumer == 1 || schedule.has(i + 1));
       if (PINGPONG && consumer == 1) at.skip(params.blocks);

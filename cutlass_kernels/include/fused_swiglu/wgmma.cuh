@@ -3,11 +3,6 @@
 
 #include "tile.cuh"
 
-#if FS_PASSES == 1
-#define FS_WIDTH (2 * (FS_BN))
-#else
-#define FS_WIDTH (FS_BN)
-#endif
 #if FS_WIDTH != 32 && FS_WIDTH != 64 && FS_WIDTH != 96 && FS_WIDTH != 128 && FS_WIDTH != 192 && FS_WIDTH != 256
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // the widths between, in a header of their own
 #endif
@@ -23,26 +18,7 @@ namespace GMMA = cute::SM90::GMMA;
 
 #define FS_PASTE(width, types) MMA_64x##width##x16_##types##_SS<GMMA::Major::K, GMMA::Major::K>
 #define FS_ATOM(width, types) FS_PASTE(width, types)
-// The preprocessor pastes numbers, not products.
-#if FS_WIDTH == 32
-using Atom = std::conditional_t<BF16, GMMA::FS_ATOM(32, F32BF16BF16), GMMA::FS_ATOM(32, F32F16F16)>;
-#elif FS_WIDTH == 64
-using Atom = std::conditional_t<BF16, GMMA::FS_ATOM(64, F32BF16BF16), GMMA::FS_ATOM(64, F32F16F16)>;
-#elif FS_WIDTH == 96
-using Atom = std::conditional_t<BF16, GMMA::FS_ATOM(96, F32BF16BF16), GMMA::FS_ATOM(96, F32F16F16)>;
-#elif FS_WIDTH == 128
-using Atom = std::conditional_t<BF16, GMMA::FS_ATOM(128, F32BF16BF16), GMMA::FS_ATOM(128, F32F16F16)>;
-#elif FS_WIDTH == 160
-using Atom = std::conditional_t<BF16, GMMA::FS_ATOM(160, F32BF16BF16), GMMA::FS_ATOM(160, F32F16F16)>;
-#elif FS_WIDTH == 192
-using Atom = std::conditional_t<BF16, GMMA::FS_ATOM(192, F32BF16BF16), GMMA::FS_ATOM(192, F32F16F16)>;
-#elif FS_WIDTH == 224
-using Atom = std::conditional_t<BF16, GMMA::FS_ATOM(224, F32BF16BF16), GMMA::FS_ATOM(224, F32F16F16)>;
-#elif FS_WIDTH == 256
-using Atom = std::conditional_t<BF16, GMMA::FS_ATOM(256, F32BF16BF16), GMMA::FS_ATOM(256, F32F16F16)>;
-#else
-#error "no wgmma of this width is listed here"
-#endif
+using Atom = std::conditional_t<BF16, GMMA::FS_ATOM(FS_WIDTH, F32BF16BF16), GMMA::FS_ATOM(FS_WIDTH, F32F16F16)>;
 
 // What one pass accumulates: of thread t, slab s and column block j, element 4 j + i is row
 // 16 (t / 32) + t % 32 / 4 + 8 (i / 2) and column 8 j + 2 (t % 4) + i % 2 of that slab.
