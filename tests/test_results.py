@@ -29,6 +29,8 @@ def rows() -> st.SearchStrategy[Row]:
     special = {
         "ratios": st.dictionaries(text, st.tuples(number, number, number), max_size=3),
         "m2": st.lists(st.tuples(number, number, share), max_size=3).map(tuple),
+        "rounds": st.lists(number, max_size=3).map(tuple),
+        "throttled": st.booleans() | text,
         "schema": st.just(SCHEMA),
         "status": st.sampled_from(STATUSES),
     }

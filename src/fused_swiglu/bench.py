@@ -174,7 +174,8 @@ class Bench:
         """The row with its times; with rates too where it ran on a GPU."""
         if isinstance(result, Exception):
             return replace(row, status="failed", reason=f"timing: {first_line(result)}")
-        known = _fields(result) | {"ratios": result.ratios or None}
+        known = _fields(result) | {"ratios": result.ratios or None, "rounds": result.rounds or None}
+        known |= {"cache": timing.cache_state(self.problem, self.sets, self.device)}
         if row.is_result:
             tflops, peak = self.problem.flops / result.time_us / 1e6, self.environment.peak_tflops
             known |= {"tflops": tflops, "gbs": self.problem.bytes / result.time_us / 1e3}

@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from .intervals import FASTER, SAME, SLOWER, Interval
 from .results import Environment, Row
 
 REFERENCES = ("cublas.gemm", "torch.eager", "quack.gated")
-FASTER, SLOWER, SAME = "faster", "slower", "not distinguished"
 _UNTIMED = (None, None)
-
-Interval = tuple[float, float, float]
-"""A middle, and what it may be at least and at most."""
 
 
 @dataclass(frozen=True, slots=True)

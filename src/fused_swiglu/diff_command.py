@@ -10,7 +10,8 @@ from .cli import PROGRAM
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
-    from .diff import Change, Interval
+    from .diff import Change
+    from .intervals import Interval
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +119,7 @@ def _words(change: Change) -> str:
 
 def _total(changes: list[Change]) -> str:
     """How many cells there are of each kind."""
-    from .diff import FASTER, SAME, SLOWER
+    from .intervals import FASTER, SAME, SLOWER
 
     counts = {verdict: sum(change.verdict == verdict for change in changes) for verdict in (FASTER, SLOWER, SAME)}
     counts["without two GPU times"] = sum(change.verdict is None for change in changes)

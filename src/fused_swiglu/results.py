@@ -51,8 +51,13 @@ class Row(_Record):
     m, n, k, dtype, activation, bias, layout: the Problem. inputs, seed: where the operands came from.
     time_us, time_us_q1, time_us_q3: median and quartiles of one launch, in microseconds; host_us: the host's part.
     tflops, gbs: 4mnk floating-point operations, and the fewest bytes, over the median time (10^12/s, 10^9/s).
-    peak: tflops as a share of the matrix rate measured in this run. samples: how many times were taken.
+    peak: tflops as a share of the matrix rate measured in this run. samples: how many times were taken. rounds: each of
+    them, in microseconds; the same place is the same round in all rows that were timed together. cache: `cold` where a
+    launch finds nothing of its own tensors in the L2 cache, `warm` where it may.
     ratios: {name: (median, low, high)} of this kernel's time over the named kernel's, paired, 95% interval.
+    sm_mhz, power_w, temperature_c: mean SM clock, power and temperature; in a burst the clock alone, by the GPU's own
+    counters. throttled: what held the clock down, `power`, `thermal`, `hardware` joined by +, or `no`; a mere True or
+    False in rows of earlier versions. uneven: in how many rounds that differed from the first reference's.
     run_to_run, batch: share of output words that change over repeats, and of a row's words with the rows around it.
     m0, m1_*, plain_*, m2: mismatch with the model, with the exact result in ulps (floored, plain), and beyond
     tolerances (rtol, atol, share); shares in 0..1. outputs: how many outputs were compared.
@@ -84,13 +89,17 @@ class Row(_Record):
     time_us_q3: float | None = None
     host_us: float | None = None
     samples: int | None = None
+    rounds: tuple[float, ...] | None = None
+    cache: str | None = None
     tflops: float | None = None
     gbs: float | None = None
     peak: float | None = None
     ratios: dict[str, tuple[float, float, float]] | None = None
     sm_mhz: float | None = None
     power_w: float | None = None
-    throttled: bool | None = None
+    temperature_c: float | None = None
+    throttled: str | bool | None = None
+    uneven: int | None = None
     run_to_run: float | None = None
     batch: float | None = None
     m0: float | None = None
@@ -112,6 +121,8 @@ class Row(_Record):
             raise ArgumentError("rows", f"a row has schema {self.schema}", f"this version reads schema {SCHEMA}")
         if self.ratios is not None:
             object.__setattr__(self, "ratios", {name: tuple(ratio) for name, ratio in self.ratios.items()})
+        if self.rounds is not None:
+            object.__setattr__(self, "rounds", tuple(self.rounds))
         if self.m2 is not None:
             object.__setattr__(self, "m2", tuple(tuple(share) for share in self.m2))
 

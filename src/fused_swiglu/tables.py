@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .intervals import SAME, verdict
 from .results import Row
 
 EAGER = "torch.eager"
@@ -20,8 +21,8 @@ CPU_NOTE = "Times were taken on a CPU, in an interpreter or in a model: they are
 NOTES = (
     "M0: bits differ from the model of the declared arithmetic. M1: distance in ulps from the correctly rounded exact",
     "result, no ulp smaller than that at 2^-8 of the outputs' RMS. M2: |out - exact| > atol + rtol |exact|, unrounded.",
-    f"Ratios are to the time of {EAGER} in the same run, round by round: the median and a 95% interval; below 1 is",
-    "faster. ? in an arithmetic is undeclared: a library chooses, or it did not run on an SM90 GPU.",
+    "Ratios are to the named kernel's time in the same run, round by round: the median and a 95% interval; below 1 is",
+    "faster, = is not distinguished. ? in an arithmetic is undeclared: a library chooses, or no SM90 GPU ran it.",
 )
 
 
@@ -48,7 +49,7 @@ def columns(rows: Iterable[Row]) -> list[Column]:
         Column("median\ntime" if results else "CPU time,\nno result", lambda row: _time(row, mixed=results)),
         Column("TFLOP/s", lambda row: _number(row.tflops)),
         Column("% of\npeak", lambda row: "" if row.peak is None else f"{100 * row.peak:.1f}"),
-        Column(f"{'' if results else 'CPU '}time /\n{EAGER}", _ratio),
+        *(_ratio(name, results) for name in dict.fromkeys(name for row in rows for name in row.ratios or {})),
         Column("M0", lambda row: percent(row.m0)),
         Column("run to\nrun", lambda row: percent(row.run_to_run)),
         Column("in a\nbatch", lambda row: percent(row.batch)),
@@ -207,11 +208,20 @@ def _time(row: Row, mixed: bool) -> str:
     return duration(row.time_us) + (" (CPU)" if mixed and not row.is_result else "")
 
 
-def _ratio(row: Row) -> str:
-    if EAGER not in (row.ratios or {}) or row.ratios is None:
-        return ""
-    middle, low, high = map(_number, row.ratios[EAGER])
-    return middle if low == high else f"{middle} [{low}, {high}]"
+def _ratio(name: str, results: bool) -> Column:
+    """Time over the named kernel's; `=` marks what is not distinguished from it."""
+
+    def cell(row: Row) -> str:
+        ratio = (row.ratios or {}).get(name)
+        if ratio is None:
+            return ""
+        middle, low, high = map(_number, ratio)
+        if low == high:
+            return middle
+        mark = " =" if row.kernel != name and verdict(ratio) == SAME else ""
+        return f"{middle} [{low}, {high}]{mark}"
+
+    return Column(f"{'' if results else 'CPU '}time /\n{name}", cell)
 
 
 def _number(value: float | None) -> str:
