@@ -4,8 +4,9 @@ import pytest
 import torch
 from launched import captured_and_replayed, goes_to_the_current_stream
 
-from fused_swiglu import DTYPES, Operands, Problem, get_kernel
+from fused_swiglu import DTYPES, Arithmetic, Operands, Problem, get_kernel
 from fused_swiglu.bounds import error_bound, within_bound
+from fused_swiglu.check import executor
 from fused_swiglu.inputs import make_inputs, make_out
 from fused_swiglu.numerics import mismatch
 from fused_swiglu.peers.quack import GatedConfig
@@ -48,6 +49,16 @@ def test_outputs_are_as_near_to_the_exact_result_as_their_roundings_let_them_be(
         assert found.m1_gt0 <= most
         assert found.m1_gt1 <= far
         assert not arithmetic.rounds or found.m1_gt0 >= 0.25
+
+
+@pytest.mark.parametrize("config", QUICK, ids=str)
+def test_away_from_the_tail_quack_has_the_bits_of_the_recipe_ex2(config):
+    problem = Problem(130, 264, 896)
+    inputs = make_inputs(problem, "normal", 6, DEVICE)
+    out = bind("quack.gated", config, problem, inputs)[0].run()
+    predict = executor("cuda")
+    assert predict is not None
+    assert_bits_equal(out, predict(Arithmetic("sm90", "ex2"), inputs.x, inputs.weights, "silu", out_dtype=out.dtype))
 
 
 @pytest.mark.parametrize("config", QUICK, ids=str)
