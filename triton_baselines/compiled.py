@@ -1,8 +1,9 @@
-"""torch.compile: the eager expression through Inductor, one config per mode.
+"""torch.compile: the eager expression through Inductor, one config per mode, and one for its CUTLASS backend.
 
 Where the rounding is: Inductor leaves both GEMMs to a library or template, which round gate and up; it fuses silu
 and the product into one kernel that keeps the activated gate in fp32. With precision casts emulated it rounds that
-too, as eager does: two arithmetics, chosen by name.
+too, as eager does: two arithmetics, chosen by name. An autotuned mode may pick a template that takes silu and product
+into the epilogue of one GEMM, which then need not round its own half; generated.py shows where that happens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -28,7 +30,10 @@ from fused_swiglu import (
     Weights,
 )
 
+from . import inductor_cutlass
+
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+NAMED_MODES = ("cutlass",)  # run only when asked for by name; not a mode of torch's: see inductor_cutlass.py
 FUSED_CASTS = Arithmetic(UNDECLARED, UNDECLARED, ("gate", "up"))
 EMULATED_CASTS = Arithmetic(UNDECLARED, UNDECLARED, ("gate", "up", "act"))
 
@@ -38,12 +43,12 @@ class CompileConfig(Config):
     mode: str = "default"
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ArgumentError("config", f"mode={self.mode!r}", f"choose from {', '.join(MODES)}")
+        if self.mode not in (known := (*MODES, *NAMED_MODES)):
+            raise ArgumentError("config", f"mode={self.mode!r}", f"choose from {', '.join(known)}")
 
     @property
     def autotunes(self) -> bool:
-        return self.mode.startswith("max-autotune")
+        return self.mode.startswith("max-autotune") or self.mode in NAMED_MODES
 
     @property
     def graphs(self) -> bool:
@@ -128,7 +133,7 @@ class TorchCompile(Kernel):
             if config.mode != "default":
                 return "on a CPU only mode=default runs"
             return _no_cpp_compiler()
-        return None
+        return inductor_cutlass.why_not() if config.mode == "cutlass" else None
 
     def prepare(self, weights: Weights, problem: Problem, config: CompileConfig) -> _Projections:
         return _Projections(weights)
@@ -136,9 +141,13 @@ class TorchCompile(Kernel):
     def compile(
         self, problem: Problem, config: CompileConfig, arithmetic: Arithmetic, device: torch.device
     ) -> Compiled:
-        casts: dict | None = {"emulate_precision_casts": True} if arithmetic == EMULATED_CASTS else None
-        mode = None if casts else config.mode  # torch takes a mode or options, not both
-        function = torch.compile(_fresh_function(), fullgraph=True, dynamic=False, mode=mode, options=casts)
+        options: dict[str, Any] | None = None
+        if arithmetic == EMULATED_CASTS:
+            options = {"emulate_precision_casts": True}
+        elif config.mode == "cutlass":
+            options = inductor_cutlass.options()
+        mode = None if options else config.mode  # torch takes a mode or options, not both
+        function = torch.compile(_fresh_function(), fullgraph=True, dynamic=False, mode=mode, options=options)
         return _CompiledGraph(arithmetic, function)
 
 
