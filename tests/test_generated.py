@@ -92,6 +92,10 @@ def run(name: str) -> str:
     return f"stream0 = get_raw_stream(0)\n{name}.run(buf0, buf1, 1536, stream=stream0)"
 
 
+def run_cutlass(name: str) -> str:
+    return f"{name}.{name}(buf0, buf1, None, None, 16, 96, 64, c_void_p(stream0))"
+
+
 CASES = {
     "two by the library, one pointwise": (
         module(POINTWISE, EXTERN, EXTERN, run("triton_poi_fused_mul_silu_0")),
@@ -123,7 +127,7 @@ CASES = {
         "one GEMM (Triton)",
     ),
     "CUTLASS, the product in its visitor tree": (
-        module(CUTLASS + EVT, run("cutlass_1a2b3c4d"), run("cutlass_fused_mm_mul_silu_t_5e6f7a8b")),
+        module(CUTLASS + EVT, run_cutlass("cutlass_1a2b3c4d"), run_cutlass("cutlass_fused_mm_mul_silu_t_5e6f7a8b")),
         [
             ("cutlass_1a2b3c4d", "CUTLASS", 1, ("mm",)),
             ("cutlass_fused_mm_mul_silu_t_5e6f7a8b", "CUTLASS", 1, ("mm", "silu", "mul")),
@@ -164,7 +168,7 @@ def test_silu_apart_from_the_product():
 
 def test_an_operation_above_a_kernel_counts_and_not_its_name():
     """CUTLASS's kernels are named by a hash; a comment two kernels up is no kernel's."""
-    code = module(CUTLASS, EXTERN, run("cutlass_1a2b3c4d"))
+    code = module(CUTLASS, EXTERN, run_cutlass("cutlass_1a2b3c4d"))
     assert [launch.ops for launch in parse(code).launches] == [("mm",), ("mm",)]
     bare = module(CUTLASS.replace("Original ATen", "Nothing"), "extern_kernels.addmm(a, b, c, out=d)")
     assert parse(bare).launches == (Launch("extern_kernels.addmm", LIBRARY, 1, ("addmm",)),)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from matplotlib.patches import Rectangle
 
-from cutlass_kernels.launching import EVENTS, ROLES, STAMPS_OF_A_ROLE
+from cutlass_kernels.evt import Evt
+from cutlass_kernels.launching import EVENTS, ROLES, STAMPS_OF_A_ROLE, CutlassKernel
 from cutlass_kernels.timeline import (
     BOTH,
     FINISH,
@@ -28,9 +30,11 @@ from cutlass_kernels.timeline import (
     swish_hidden,
     window,
 )
+from cutlass_kernels.timeline_command import record
 from cutlass_kernels.timeline_figure import STYLES, draw
-from fused_swiglu import ArgumentError
+from fused_swiglu import ArgumentError, Arithmetic, Problem, get_kernel
 from fused_swiglu.cli import main
+from fused_swiglu.results import Environment
 
 ROOM = STAMPS_OF_A_ROLE - 1
 TWO_PASSES = ("turn_taken", "gate_issued", "gate_done", "swished", "turn_taken", "up_issued", "up_done", "stored")
@@ -256,8 +260,6 @@ def test_bad_input_is_one_line(options, said, stored, tmp_path, capsys):
 
 
 def test_recording_needs_a_gpu(capsys):
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert main(["timeline"]) == 2
@@ -269,3 +271,66 @@ def test_a_file_of_something_else_names_the_argument(tmp_path):
     path.write_text("[1, 2]\n")
     with pytest.raises(ArgumentError, match="from"):
         load(path)
+
+
+def test_a_recording_is_of_one_launch_and_all_its_blocks(monkeypatch):
+    kernel, problem, arithmetic = get_kernel("cutlass.pingpong"), Problem(64, 192, 64), Arithmetic("sm90", "ieee")
+    found = [
+        (block, role, *stamp) for block in (0, 1) for role, stamps in PINGPONG.items() for stamp in stamps
+    ]  # as CutlassKernel.timeline gives them
+    monkeypatch.setattr(CutlassKernel, "timeline", lambda *_: found)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    for config in kernel.table():
+        made = record(kernel, problem, config, arithmetic, torch.device("cpu"), "r")
+        assert made.stamps == {0: PINGPONG, 1: PINGPONG}
+        assert (made.config, made.swish, made.room, made.ran_on) == (str(config), config.swish, ROOM, "NVIDIA H200")
+        assert made.hidden == swish_hidden(made.stamps, config.swish, ROOM)
+    evt = get_kernel("cutlass.evt")
+    assert record(evt, problem, evt.table()[0], arithmetic, torch.device("cpu")).swish == "epilogue"
+    product = get_kernel("cutlass.pingpong.product")
+    of_product = next(iter(product.arithmetics(problem)))
+    assert record(product, problem, product.table()[0], of_product, torch.device("cpu")).hidden is None
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """What asks for a GPU finds one; recording gives synthetic stamps."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr("fused_swiglu.results.Environment.collect", lambda *_: Environment(gpu="NVIDIA H200"))
+
+    def why_not(self, *_):
+        return "no nvcc" if self.name == "cutlass.evt" else None
+
+    def recorded(kernel, problem, config, arithmetic, where, run):
+        stamps = dict.fromkeys(range(132), PINGPONG)
+        return timeline(kernel=kernel.name, config=str(config), m=problem.m, stamps=stamps, run=run)
+
+    monkeypatch.setattr(CutlassKernel, "why_not", why_not)
+    monkeypatch.setattr(Evt, "why_not", why_not)
+    monkeypatch.setattr("cutlass_kernels.timeline_command.record", recorded)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_is_recorded_is_stored_and_the_rest_said(tmp_path, capsys):
+    out, plot = tmp_path / "t.jsonl", tmp_path / "t.png"
+    assert main(["timeline", "--tokens", "64,4096", "--out", str(out), "--plot", str(plot)]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.count("cutlass.evt bm=") == shown.err.count("no nvcc") == 2
+    kept = load(out)
+    assert [(t.kernel, t.m) for t in kept] == [
+        (name, m) for m in (64, 4096) for name in ("cutlass.interleaved", "cutlass.pingpong")
+    ]
+    assert {tuple(t.stamps) for t in kept} == {(0, 33, 66, 99)}
+    environment = json.loads(out.read_text().splitlines()[0])["environment"]
+    assert {t.run for t in kept} == {environment["run"]}
+    assert plot.stat().st_size > 10_000
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_kernel_without_time_stamps_is_refused(capsys):
+    assert main(["timeline", "--kernels", "torch.eager"]) == 2
+    assert "argument --kernels: torch.eager has no time stamps" in capsys.readouterr().err
+    assert main(["timeline", "--kernels", "cutlass.pingpong", "--config", "swish=never"]) == 2
+    assert main(["timeline", "--kernels", "cutlass.pingpong", "--config", "*swish=held"]) == 0

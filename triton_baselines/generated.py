@@ -131,7 +131,7 @@ def _definition(node: ast.stmt, lines: list[str]) -> tuple[str, Launch] | None:
 
 def _launch(node: ast.Call, made: dict[str, Launch], lines: list[str]) -> Launch | None:
     called = ast.unparse(node.func)
-    if launch := made.get(called.removesuffix(".run")):
+    if launch := made.get(called.partition(".")[0]):  # name.run(...), name.name(...) of CUTLASS, name(...) of C++
         return launch
     if not called.startswith(("extern_kernels.", "torch.ops.", "aten.")):
         return None
