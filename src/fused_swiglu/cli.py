@@ -26,6 +26,10 @@ COMMANDS = {
         "fused_swiglu.compare_command",
         "run kernels side by side, check each against the exact result, time all together",
     ),
+    "ablate": (
+        "fused_swiglu.ablate_command",
+        "what each choice in a kernel's design is worth: Pingpong overlap against EVT, tile, cluster, recipe and more",
+    ),
     "check": ("fused_swiglu.check_command", "check kernels against the bits that they declare"),
     "table": ("fused_swiglu.table_command", "show stored rows"),
     "diff": ("fused_swiglu.diff_command", "show what changed between two runs: environment, times, statuses, M0"),
