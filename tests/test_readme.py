@@ -11,7 +11,7 @@ from fused_swiglu.cli import main
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-TABLE = re.compile(r"<!-- fused-swiglu (table .*?) -->\n(.*?)<!-- end -->", re.DOTALL)
+TABLE = re.compile(r"<!-- fused-swiglu ((?:table|ablate) .*?) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def regenerate(text: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -85,11 +85,8 @@ def _space(
     known: dict[str, bool] = {}
 
     def runs(candidate: Candidate) -> bool:
-        kernel, config, arithmetic = candidate.kernel, candidate.config, candidate.arithmetic
-        if kernel is None or config is None or arithmetic is None:
-            return False
         if candidate.key not in known:
-            known[candidate.key] = kernel.why_not(case.problem, config, arithmetic, device) is None
+            known[candidate.key] = _runs(case, candidate, device)
         return known[candidate.key]
 
     names = [name for name in REFERENCES if name in registry.kernel_names()]
@@ -108,6 +105,16 @@ def _space(
         tuple(c for c in references if runs(c)),
         tuple(c for c in (*references, *asked.values()) if not runs(c)),
     )
+
+
+def _runs(case: Case, candidate: Candidate, device: torch.device) -> bool:
+    kernel, config, arithmetic = candidate.kernel, candidate.config, candidate.arithmetic
+    if kernel is None or config is None or arithmetic is None:
+        return False
+    try:
+        return kernel.why_not(case.problem, config, arithmetic, device) is None
+    except Exception:
+        return False  # the bench makes a row of it
 
 
 def _neighbours(
@@ -176,8 +183,7 @@ def run(
     def timed(case: Case, group: Sequence[Candidate]) -> Iterator[Environment | Row]:
         nonlocal held
         if not _whole(held, case, group):
-            own = Environment()
-            own = replace(environment, run=own.run, date=own.date)
+            own = _run_of_its_own(environment)
             yield own
             for row in compare.run(
                 [(case, list(group))],
@@ -200,6 +206,11 @@ def run(
         if finalists:
             yield from timed(space.case, (*space.references, *finalists))
         done += 1
+
+
+def _run_of_its_own(environment: Environment) -> Environment:
+    new = Environment()
+    return replace(environment, run=new.run, date=new.date)
 
 
 def same_environment(rows: Iterable[Row], environments: Iterable[Environment], now: Environment) -> list[Row]:
@@ -236,12 +247,13 @@ def _refused(
     space: Space, held: list[Row], seed: int, device: torch.device, environment: Environment
 ) -> Iterator[Environment | Row]:
     """A row for each that cannot run, unless it is held."""
-    bench = Bench(space.case, seed, device, environment)
+    own = _run_of_its_own(environment)
+    bench = Bench(space.case, seed, device, own)
     rows = [bench.attempt(candidate, bench.check)[0] for candidate in space.unsupported]
     known = {(r.kernel, r.config, r.arithmetic, r.reason) for r in _of_case(held, space.case) if r.status != "ok"}
     new = [row for row in rows if (row.kernel, row.config, row.arithmetic, row.reason) not in known]
     if new:
-        yield environment
+        yield own
         yield from new
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from statistics import median
 
@@ -19,6 +20,7 @@ from .factors import ACTIVATION, CLUSTER, FUSION, RECIPE, TILE, Design, Variant,
 from .intervals import Interval, paired_ratio, verdict
 from .results import Row
 
+_paired = cache(paired_ratio)  # tables and figures ask for the same ones
 EQUAL_TILE, BEST = "equal tile", "each one's best"
 
 
@@ -104,7 +106,7 @@ class Cell:
         if together:
             last = [(row, other) for row, other in together if row.run == together[-1][0].run]
             row, other = next((pair for pair in last if pair[0].launch == "graph"), last[-1])
-            return Pair(row, other, paired_ratio(row.rounds or (), other.rounds or ()), None)
+            return Pair(row, other, _paired(row.rounds or (), other.rounds or ()), None)
         row, other = self.rows[a][-1], self.rows[b][-1]
         ours, theirs = row.ratios or {}, other.ratios or {}
         for name in REFERENCES:

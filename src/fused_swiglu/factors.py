@@ -3,8 +3,8 @@
 Factors come from a kernel's name and role, its config's fields and its arithmetic, so that any kernel takes part.
 They are nested. A kernel's own fields (where Swish happens, say, in cutlass.pingpong) exist only within it: between
 kernels they belong to the level of `fusion`. `recipe` exists only where there is an activation: between a kernel and
-its control it belongs to the level of `activation`. `stages` follows the tile: tiles and kernels are compared with as
-many stages as each has at most.
+its control it belongs to the level of `activation`. `stages` follows what a stage holds: tiles and kernels are compared
+with as many stages as each has at most.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ FUSION, ACTIVATION, RECIPE, TILE, CLUSTER, STAGES = "fusion", "activation", "rec
 GEOMETRY = ("schedule", TILE, CLUSTER)  # what two kernels must both have, and alike, to be compared
 COMMON = (FUSION, ACTIVATION, RECIPE, "accumulation", "rounds", *GEOMETRY, STAGES, "band")
 ORDER = (FUSION, "swish", CLUSTER, "schedule", RECIPE, ACTIVATION, "band", TILE, STAGES)  # others come after
+_STAGE = (TILE, "passes", "bk")  # what the bytes of a stage depend on
 _JOINED = {TILE: ("bm", "bn"), CLUSTER: ("cluster_m", "cluster_n")}
 _CONTROL = ".product"  # the same kernel without the activation, by this suffix
 
@@ -109,11 +110,10 @@ class Design:
             found = FUSION if alike and apart - nested == {FUSION} else None
         elif ACTIVATION in apart:
             found = ACTIVATION if apart - {RECIPE} == {ACTIVATION} else None
-        elif TILE in apart:
-            found = TILE if apart - {STAGES} == {TILE} else None
         else:
-            found = apart.pop() if len(apart) == 1 else None
-        if found in (FUSION, TILE) and STAGES in apart and not (self.fullest(a) and self.fullest(b)):
+            rest = apart - {STAGES} if apart & {*_STAGE} else apart
+            found = next(iter(rest)) if len(rest) == 1 else None
+        if found != STAGES and STAGES in apart and not (self.fullest(a) and self.fullest(b)):
             return None
         return found
 
