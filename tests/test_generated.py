@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
-from fused_swiglu import ArgumentError, Problem
+from fused_swiglu import ArgumentError, Operands, Problem
 from fused_swiglu.cli import main
+from fused_swiglu.inputs import make_inputs, make_out
 from triton_baselines import inductor_cutlass
 from triton_baselines.compiled import FUSED_CASTS, MODES, CompileConfig, TorchCompile
 from triton_baselines.generated import LIBRARY, Launch, Report, examine, load, parse
@@ -156,6 +158,27 @@ def test_launches_and_verdict(case):
     assert found.launches == tuple(Launch(*launch) for launch in launches)
     assert found.verdict == verdict
     assert found.gemms_fused == ("both" in case)
+
+
+def test_what_reaches_memory_is_rounded():
+    rounds = {case: parse(code).rounds for case, (code, *_) in CASES.items()}
+    assert set(rounds.values()) == {("gate", "up"), ("up",), ()}
+    assert all(("epilogue of one GEMM" in CASES[case][2]) == (found == ("up",)) for case, found in rounds.items())
+
+
+def test_a_compiled_module_is_seen_without_a_reset():
+    """The rounding is read from the code; what was compiled before stays compiled."""
+    problem = Problem(4, 16, 24)
+    kernel, inputs = TorchCompile(), make_inputs(problem, "normal", 0)
+    weights = kernel.prepare(inputs.weights, problem, CompileConfig())
+    before = kernel.compile(problem, CompileConfig(), FUSED_CASTS, torch.device("cpu"))
+    bound = before.bind(Operands(inputs.x, weights, make_out(problem)))
+    watched = replace(kernel.compile(problem, CompileConfig(), FUSED_CASTS, torch.device("cpu")), watch=True)
+    watched.arithmetic = replace(FUSED_CASTS, rounds=())
+    watched.bind(Operands(inputs.x, weights, make_out(problem)))
+    assert watched.arithmetic == FUSED_CASTS
+    with torch.compiler.set_stance("fail_on_recompile"):
+        bound.run()
 
 
 def test_silu_apart_from_the_product():

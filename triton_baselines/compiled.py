@@ -3,7 +3,7 @@
 Where the rounding is: Inductor leaves both GEMMs to a library or template, which round gate and up; it fuses silu
 and the product into one kernel that keeps the activated gate in fp32. With precision casts emulated it rounds that
 too, as eager does: two arithmetics, chosen by name. An autotuned mode may pick a template that takes silu and product
-into the epilogue of one GEMM, which then need not round its own half; generated.py shows where that happens.
+into the epilogue of one GEMM, whose half then stays in fp32: it declares the rounding of the code that it generated.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional
@@ -89,15 +90,44 @@ class _BoundGraph(Bound):
 
 @dataclass(slots=True)
 class _CompiledGraph(Compiled):
+    """watch: whether the first `bind`, which compiles, keeps the modules that Inductor generates in `codes`, and
+    declares their rounding: a template may take the activation into its epilogue, in fp32."""
+
     arithmetic: Arithmetic
     function: Callable[..., torch.Tensor]
+    watch: bool
+    codes: list[str] = field(default_factory=list)
 
     def bind(self, operands: Operands) -> Bound:
         bound = _BoundGraph(self.function, operands.weights, operands.x)
         # The first call compiles; with CUDA graphs the second warms up and the third records.
+        if self.watch and not self.codes:
+            from .generated import parse
+
+            self.codes = _run_and_watch(bound)
+            if self.codes:
+                self.arithmetic = replace(self.arithmetic, rounds=parse(self.codes[-1]).rounds)
         for _ in range(3):
             bound.run()
         return bound
+
+
+def _run_and_watch(bound: Bound) -> list[str]:
+    """Runs, and gives the modules that Inductor generates meanwhile; from its caches they would come unseen.
+
+    torch's own run_and_get_code would also reset Dynamo, and with it what was compiled before."""
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+    from torch._inductor.graph import GraphLowering
+
+    codes: list[str] = []
+    with (
+        mock.patch.object(GraphLowering, "save_output_code", codes.append),
+        inductor.patch(fx_graph_cache=False),
+        functorch.patch(enable_autograd_cache=False),
+    ):
+        bound.run()
+    return codes
 
 
 class TorchCompile(Kernel):
@@ -140,7 +170,7 @@ class TorchCompile(Kernel):
 
     def compile(
         self, problem: Problem, config: CompileConfig, arithmetic: Arithmetic, device: torch.device
-    ) -> Compiled:
+    ) -> _CompiledGraph:
         options: dict[str, Any] | None = None
         if arithmetic == EMULATED_CASTS:
             options = {"emulate_precision_casts": True}
@@ -148,7 +178,7 @@ class TorchCompile(Kernel):
             options = inductor_cutlass.options()
         mode = None if options else config.mode  # torch takes a mode or options, not both
         function = torch.compile(_fresh_function(), fullgraph=True, dynamic=False, mode=mode, options=options)
-        return _CompiledGraph(arithmetic, function)
+        return _CompiledGraph(arithmetic, function, watch=config.autotunes or config.mode == "cutlass")
 
 
 def _no_cpp_compiler() -> str | None:

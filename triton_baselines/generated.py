@@ -70,6 +70,15 @@ class Generated:
         return f"{count} kernel{'s' * (count != 1)}: {self._products}; {self._activation}"
 
     @property
+    def rounds(self) -> tuple[str, ...]:
+        """Which intermediates reach memory, and so are rounded, as Arithmetic has it. silu in a GEMM's epilogue takes
+        its fp32 gate; the product in one takes its fp32 up, or, behind silu, the other GEMM's rounded output."""
+        silu, product = self._last("silu", "sigmoid"), self._last("mul")
+        if silu is not None and silu.gemms:
+            return () if self.gemms_fused else ("up",) if silu is product else ("up", "act")
+        return ("gate", "act") if product is not None and product.gemms else ("gate", "up")
+
+    @property
     def _products(self) -> str:
         makers = Counter(launch.by for launch in self.gemms)
         by = ", ".join(f"{count} by {maker}" if len(makers) > 1 else maker for maker, count in makers.items())
@@ -203,17 +212,15 @@ def load(path: str | PathLike[str]) -> list[Report]:
 
 
 def code_of(problem: Problem, config: CompileConfig, device: torch.device) -> list[str]:
-    """Compiles and runs the expression as `torch.compile` does in this library; the modules that Inductor generated.
-    Dynamo is reset."""
-    from torch._inductor.utils import run_and_get_code
-
+    """Compiles and runs the expression as `torch.compile` does in this library; the modules that Inductor generated."""
     kernel = TorchCompile()
     inputs = make_inputs(problem, "normal", 0, device)
     weights = kernel.prepare(inputs.weights, problem, config)
     operands = Operands(inputs.x, weights, make_out(problem, device=device))  # type: ignore[arg-type]
     compiled = kernel.compile(problem, config, FUSED_CASTS, device)
-    _, codes = run_and_get_code(compiled.bind, operands)
-    return codes
+    compiled.watch = True
+    compiled.bind(operands)
+    return compiled.codes
 
 
 def examine(problem: Problem, config: CompileConfig, device: torch.device, run: str | None = None) -> Report:

@@ -121,6 +121,7 @@ class Bench:
             compiled = kernel.compile(self.problem, config, arithmetic, self.device)
             known = {"arithmetic": str(compiled.arithmetic), "ran_on": compiled.ran_on or _device_name(self.device)}
             bounds = [self._bind(kernel, config, compiled, 0)]
+            known["arithmetic"] = str(compiled.arithmetic)  # what a library chose may be known only now
             known |= test(Built(kernel, config, arithmetic, compiled, bounds[0]))
             bounds += [self._bind(kernel, config, compiled, i) for i in range(1, self.sets)]
         except (Exception, SystemExit) as error:
