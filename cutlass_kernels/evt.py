@@ -41,6 +41,11 @@ class EvtConfig(Config):
     band: int = 8
 
     @property
+    def at_launch(self) -> int:
+        """What is chosen at launch and not compiled."""
+        return self.band
+
+    @property
     def team(self) -> int:
         """Warpgroups that work on one tile."""
         return TEAMS[self.schedule]

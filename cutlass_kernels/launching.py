@@ -186,7 +186,7 @@ class _Launch(Bound):
             problem.m, problem.n, problem.k, problem.x_stride, problem.gate_stride, problem.up_stride,
             operands.out.stride(0) if problem.m > 1 else operands.out.shape[1],
             operands.preactivations.stride(0) if operands.preactivations is not None else 0,
-            self._device, config.band,
+            self._device, config.at_launch,
         )  # fmt: skip
         self._run: Callable[[int, int], None] = module.run
         self._stream = torch._C._cuda_getCurrentRawStream
@@ -349,6 +349,11 @@ class TileConfig(Config):
     cluster_m: int = 1
     cluster_n: int = 1
     band: int = 8
+
+    @property
+    def at_launch(self) -> int:
+        """What is chosen at launch and not compiled."""
+        return self.band
 
 
 def best_first(problem: Problem, table: Iterable[Any], passes: int = 1) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from cutlass_kernels import toolchain
 from triton_baselines.model import accumulate, execute
 
 DEVICE = torch.device("cuda", 0)
-FUSED = ("cutlass.pingpong", "cutlass.evt", "cutlass.interleaved")
+FUSED = ("cutlass.pingpong", "cutlass.evt", "cutlass.interleaved", "cutlass.decode")
 NAMES = (*FUSED, "cutlass.gemm")
 IEEE = Arithmetic("sm90", "ieee")
 GEOMETRIES = [(name, config) for name in NAMES for config in get_kernel(name).table()]
