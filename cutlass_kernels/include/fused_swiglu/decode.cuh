@@ -336,7 +336,8 @@ class Decode {
     int beside = 1024 + TOKENS * p.features * 2 + int(sizeof(Barriers)) + 64 * SLABS * BK * 2;
     p.stages = std::min((SHARED_MEMORY - beside) / p.stage_bytes, MOST_STAGES);
     bytes_ = beside + p.stages * p.stage_bytes;
-    check(cudaFuncSetAttribute(decode, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes_), "shared memory");
+    // Of the function, which other tiles share: so not bytes_.
+    check(cudaFuncSetAttribute(decode, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MEMORY), "shared memory");
     int multiprocessors = 0;
     check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_), "multiprocessors");
     blocks_ = std::min(multiprocessors, p.tiles);
