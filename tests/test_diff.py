@@ -128,6 +128,18 @@ def test_m0_that_changed_is_named() -> None:
     assert diff([a], [a])[0].m0 is diff([a], [none])[0].m0 is None
 
 
+def test_a_verdict_that_is_another_in_b_is_a_change() -> None:
+    """Though the time itself did not move by more than its quartiles allow."""
+    pair = [a_row(time_us=us, time_us_q1=us - 3, time_us_q3=us + 3, ratios={"cublas.gemm": ratio})
+            for us, ratio in ((100.0, (0.985, 0.97, 0.999)), (101.0, (0.995, 0.98, 1.01)))]  # fmt: skip
+    (change,) = diff(pair[:1], pair[1:])
+    assert change.verdict == SAME
+    assert change.verdicts == {"cublas.gemm": (FASTER, SAME)}
+    assert change.changed
+    assert not change.worse
+    assert diff(pair[:1], pair[:1])[0].verdicts == {"cublas.gemm": (FASTER, FASTER)}
+
+
 def test_environment_fields_that_differ_are_named() -> None:
     a, b = Environment(driver="580", torch="2.11", gpu="H200"), Environment(driver="590", torch="2.11", nvcc="13.0")
     assert environments([a], [b]) == {"driver": ("580", "590"), "gpu": ("H200", ""), "nvcc": ("", "13.0")}
@@ -149,6 +161,7 @@ def test_the_command_shows_what_changed_and_its_exit_code_says_whether_it_is_wor
     assert "torch " not in said
     assert "cutlass.evt" not in said
     assert "3 cells: 0 faster, 0 slower, 3 not distinguished" in said
+    assert "4 of 4 verdicts against a reference are the same" in said
     assert cli.main(["diff", files["a"], files["worse"]]) == 1
     said = capsys.readouterr().out
     assert "1.05" in said

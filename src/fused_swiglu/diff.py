@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from .intervals import FASTER, SAME, SLOWER, Interval
+from .intervals import FASTER, SAME, SLOWER, Interval, verdict
 from .results import Environment, Row
 
 REFERENCES = ("cublas.gemm", "torch.eager", "quack.gated")
@@ -54,6 +54,18 @@ class Change:
         return SLOWER if all(low > 1 for _, low, _ in evidence) else SAME
 
     @property
+    def verdicts(self) -> dict[str, tuple[str, str]]:
+        """Against each kernel that both rows have a ratio to: what A and B say, each on its own."""
+        if self.a is None or self.b is None or not (self.a.is_result and self.b.is_result):
+            return {}
+        ours, theirs = self.a.ratios or {}, self.b.ratios or {}
+        return {
+            name: (verdict(ours[name]), verdict(theirs[name]))
+            for name in ours
+            if name in theirs and name != self.row.kernel
+        }
+
+    @property
     def status(self) -> tuple[str | None, str | None] | None:
         """Status in A and B, where it changed; None stands for a run without the cell."""
         before, after = (None if row is None else row.status for row in (self.a, self.b))
@@ -68,7 +80,8 @@ class Change:
 
     @property
     def changed(self) -> bool:
-        return self.verdict in (FASTER, SLOWER) or bool(self.status or self.m0)
+        other = any(before != after for before, after in self.verdicts.values())
+        return self.verdict in (FASTER, SLOWER) or other or bool(self.status or self.m0)
 
     @property
     def worse(self) -> bool:

@@ -112,6 +112,9 @@ def _words(change: Change) -> str:
         else:
             reason = f": {change.row.reason}" if change.row.reason else ""
             said.append(f"{before} -> {after}{reason}")
+    for name, (before, after) in change.verdicts.items():
+        if before != after:
+            said.append(f"than {name}: {before} -> {after}")
     if change.m0 is not None:
         said.append(f"M0 {' -> '.join(map(tables.percent, change.m0))}")
     return ", ".join(said)
@@ -125,7 +128,10 @@ def _total(changes: list[Change]) -> str:
     counts["without two GPU times"] = sum(change.verdict is None for change in changes)
     counts["of another status"] = sum(change.status is not None for change in changes)
     counts["of another M0"] = sum(change.m0 is not None for change in changes)
-    return f"{len(changes)} cells: " + ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    pairs = [pair for change in changes for pair in change.verdicts.values()]
+    agree = f"{sum(a == b for a, b in pairs)} of {len(pairs)} verdicts against a reference are the same in both runs"
+    said = f"{len(changes)} cells: " + ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    return f"{said}\n{agree}" if pairs else said
 
 
 def _print(what: object) -> None:
