@@ -88,6 +88,9 @@ class CutlassKernel(Kernel):
             stages, shared = self.ring(config)
             yield Binary(library, shared, stages)
 
+    def is_built(self, problem: Problem, config: Any, arithmetic: Arithmetic) -> bool:
+        return toolchain.find(self.unit(problem, config, arithmetic)) is not None
+
     def ring(self, config: Any) -> tuple[int, int]:
         """Stages, and bytes of shared memory with them: those of tile.cuh's `Shared`, which is aligned to 1024."""
         used = bytes_of(config.bm, config.bn, self.defines(config)["FS_PASSES"], config.stages)
@@ -178,23 +181,35 @@ class _Launch(Bound):
         self, module: Any, problem: Problem, config: Any, operands: Operands, debug: torch.Tensor | None = None
     ) -> None:
         self.out, self._tensors = operands.out, (operands, debug)
-        weights = operands.weights
-        self._device = operands.x.device.index
-        self._handle = module.bind(
+        weights, device = operands.weights, operands.x.device.index
+        handle = module.bind(
             *map(_address, (operands.out, operands.x, weights.gate, weights.up, weights.bias_gate, weights.bias_up)),
             _address(operands.preactivations), _address(debug),
             problem.m, problem.n, problem.k, problem.x_stride, problem.gate_stride, problem.up_stride,
             operands.out.stride(0) if problem.m > 1 else operands.out.shape[1],
             operands.preactivations.stride(0) if operands.preactivations is not None else 0,
-            self._device, config.at_launch,
+            device, config.at_launch,
         )  # fmt: skip
-        self._run: Callable[[int, int], None] = module.run
-        self._stream = torch._C._cuda_getCurrentRawStream
-        weakref.finalize(self, module.release, self._handle)
+        self._launch = _launcher(module, handle, device)
 
     def run(self) -> torch.Tensor:
-        self._run(self._handle, self._stream(self._device))
+        self._launch()
         return self.out
+
+    def launcher(self) -> Callable[[], object]:
+        return self._launch
+
+
+def _launcher(module: Any, handle: int, device: int) -> Callable[[], object]:
+    """Launches on the device's current stream. The handle is released with the function: a launch under way or captured
+    in a graph has a copy of what it holds, the kernel's one parameter, tensor maps and all."""
+    run, stream = module.run, torch._C._cuda_getCurrentRawStream
+
+    def launch() -> None:
+        run(handle, stream(device))
+
+    weakref.finalize(launch, module.release, handle)
+    return launch
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -2,6 +2,7 @@
 
     out[m, n] = silu(x[m, k] @ w_gate[n, k].T) * (x[m, k] @ w_up[n, k].T)
 
+- `swiglu`: computes it, by the kernel that fits.
 - `Problem`: what is computed. `Arithmetic`: what the bits are. `Config`: how, in ways that never change the bits.
 - `Kernel`, `Compiled`, `Bound`: one way to compute it, built, and with its tensors; `get_kernel`, `register`.
 - `fused_swiglu.compare`: kernels side by side, a `Row` each; `fused-swiglu compare` on the command line.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .registry import get_kernel as get_kernel
     from .registry import kernel_names as kernel_names
     from .registry import register as register
+    from .select import swiglu as swiglu
 
 __version__ = "0.1.0"
 _MODULES = {
@@ -39,6 +41,7 @@ _MODULES = {
     "operands": ("Operands", "Weights", "problem_of"),
     "problem": ("DTYPES", "MODELS", "Problem"),
     "registry": ("get_kernel", "kernel_names", "register"),
+    "select": ("swiglu",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
@@ -58,6 +61,7 @@ __all__ = [
     "kernel_names",
     "problem_of",
     "register",
+    "swiglu",
 ]
 
 
@@ -65,7 +69,8 @@ def __getattr__(name: str) -> Any:
     """Names are imported when first used, so that the command line's help does not wait for torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -30,6 +30,7 @@ COMMANDS = {
         "fused_swiglu.ablate_command",
         "what each choice in a kernel's design is worth: Pingpong overlap against EVT, tile, cluster, recipe and more",
     ),
+    "tune": ("fused_swiglu.tune_command", "find the quickest kernel and config for problems, for `swiglu` to pick"),
     "check": ("fused_swiglu.check_command", "check kernels against the bits that they declare"),
     "table": ("fused_swiglu.table_command", "show stored rows"),
     "diff": ("fused_swiglu.diff_command", "show what changed between two runs: environment, times, statuses, M0"),

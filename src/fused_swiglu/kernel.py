@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +21,11 @@ class Bound(ABC):
     def run(self) -> torch.Tensor:
         """Launches once on the current stream and returns the output: the bound `out`, or, where the kernel
         `allocates`, a tensor of its own that the next run may overwrite. Does not synchronise."""
+
+    def launcher(self) -> Callable[[], object] | None:
+        """What launches as `run` does and keeps no tensor alive: for a caller who sees to it, at each launch, that
+        tensors like those bound are at their addresses. None where a launch needs the tensors themselves."""
+        return None
 
 
 class Compiled(ABC):
@@ -97,6 +102,10 @@ class Kernel(ABC):
     def output_shape(self, problem: Problem) -> tuple[int, int]:
         """Rows and columns of what `run` returns."""
         return problem.m, problem.n * (2 if self.computes == "gate_up" else 1)
+
+    def is_built(self, problem: Problem, config: Config, arithmetic: Arithmetic) -> bool:
+        """Whether `compile` need not wait for a compiler."""
+        return True
 
     def prepare(self, weights: Weights, problem: Problem, config: Config) -> Any:
         """The weights as this kernel reads them, untimed: unchanged where it reads them in place, or packed."""

@@ -30,7 +30,7 @@ def _shape(text: str) -> tuple[int, int, int]:
     return values[0], values[1], values[2]
 
 
-def _seed(text: str) -> int:
+def seed(text: str) -> int:
     values = integers(0)(text)
     if len(values) > 1 or values[0] >= 2**32:
         raise argparse.ArgumentTypeError(f"cannot take {text!r}; give one integer, less than 2^32")
@@ -58,9 +58,8 @@ def _globs(text: str) -> list[str]:
     return [glob for glob in text.split(",") if glob]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options for problems, operands, kernels, the device and the rows."""
-    from .inputs import FAMILIES
+def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that say which problems."""
     from .problem import LAYOUTS, MODELS
 
     problem = parser.add_argument_group("problem: out[M, N] = silu(x[M, K] @ w_gate[N, K].T) * (x @ w_up[N, K].T)")
@@ -71,6 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     problem.add_argument(
         "--layout", type=one_of(LAYOUTS), default=LAYOUTS[0], metavar="NAME", help=f"of weights: {' or '.join(LAYOUTS)}"
     )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options for problems, operands, kernels, the device and the rows."""
+    from .inputs import FAMILIES
+
+    add_problem_arguments(parser)
     operands = parser.add_argument_group("operands")
     operands.add_argument(
         "--inputs",
@@ -86,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     operands.add_argument("--hidden", metavar="FILE", help=f"real x, from `{PROGRAM} capture`; all its tokens, or M")
     operands.add_argument("--layer", type=integers(0), nargs="+", metavar="L", help="of FILE, several; default 0")
-    operands.add_argument("--seed", type=_seed, default=0, metavar="S", help="of drawn operands; default 0")
+    operands.add_argument("--seed", type=seed, default=0, metavar="S", help="of drawn operands; default 0")
     kernels = parser.add_argument_group("kernels")
     kernels.add_argument("--kernels", type=_globs, nargs="+", default=[["*"]], metavar="GLOB", help="names, with globs")
     kernels.add_argument(
@@ -123,7 +129,7 @@ def planned(args: argparse.Namespace) -> tuple[Plan, torch.device]:
     for name, given in texts.items():
         if "" in given:
             raise ArgumentError(name, "is empty", "give it a value, or leave it out")
-    return plan(list(_cases(args)), kernels, args.config, args.arithmetic, device=where), where
+    return plan(list(cases(args)), kernels, args.config, args.arithmetic, device=where), where
 
 
 def collect(args: argparse.Namespace, work: Plan, where: torch.device, study: Study) -> list[Row]:
@@ -155,8 +161,10 @@ def collect(args: argparse.Namespace, work: Plan, where: torch.device, study: St
     return rows
 
 
-def _cases(args: argparse.Namespace) -> Iterator[Case]:
-    """A case for each layer and number of tokens. Raises ArgumentError for options that do not go together."""
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    """A case for each layer and number of tokens; options for operands may be missing.
+    Raises ArgumentError for options that do not go together."""
+    vars(args).update({name: None for name in ("weights", "hidden", "layer", "inputs") if not hasattr(args, name)})
     _check_combinations(args)
     for layer in _flat(args.layer or [[0]]):
         for family in dict.fromkeys(args.inputs or ["normal"]):
