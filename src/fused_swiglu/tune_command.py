@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.description = (
         "Times the kernels and configs that `swiglu` may pick, all of one declared arithmetic, and keeps the quickest\n"
-        "in FUSED_SWIGLU_TUNING, or fused-swiglu/tuning.json in the user's cache folder. It holds for this GPU, driver\n"
-        "and versions, until a kernel's sources change, and for tokens up to the next of 8, 16, 32, 64, 80, 96, 112,\n"
-        "128, 160, 192, ... (quarters of an octave). Needs an SM90 GPU."
+        "in FUSED_SWIGLU_TUNING, or fused-swiglu/tuning.json in the user's cache folder. A pick holds for this GPU,\n"
+        "driver, versions and kernel sources, and for tokens up to the next of 8, 16, 32, 64, 80, 96, 112, 128, 160,\n"
+        "192, ... (quarters of an octave). Needs an SM90 GPU."
     )
     parser.epilog = f"example:\n  {PROGRAM} tune --model qwen2.5-7b --tokens 1 16 64 512 4096 --compile 8"
     study_command.add_problem_arguments(parser)
