@@ -32,7 +32,7 @@ PREFERENCE = {True: ("cutlass.decode", *WIDE, "triton.fused"), False: (*WIDE, "t
 def declared(arithmetic: Arithmetic | str, activation: str) -> Arithmetic:
     """The arithmetic asked for; relu's recipe is `none`. Raises ArgumentError for one that leaves bits open."""
     if not isinstance(arithmetic, Arithmetic | str):
-        wrong = f"is a {type(arithmetic).__name__}"
+        wrong = f"is of type {type(arithmetic).__name__}"
         raise ArgumentError("arithmetic", wrong, f"give an Arithmetic, or its str, such as {DEFAULT}")
     wanted = Arithmetic.parse(arithmetic) if isinstance(arithmetic, str) else arithmetic
     if not wanted.complete:
