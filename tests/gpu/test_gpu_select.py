@@ -1,4 +1,4 @@
-"""swiglu on the GPU: the bits of the model for any number of rows, whatever is picked; graphs, threads, tuning, cost."""
+"""swiglu on the GPU: the bits of the model for any number of rows, whatever the pick; graphs, threads, tuning, cost."""
 
 import threading
 import time
