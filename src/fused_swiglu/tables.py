@@ -231,14 +231,14 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
-def summary(rows: Iterable[Row]) -> str:
+def summary(rows: Iterable[Row], over: str = EAGER) -> str:
     """A markdown table with a line for each problem and regime and a column for each kernel (and recipe).
 
     A cell is the best median time among the kernel's rows that are ok, of graph replay where it was used, with the
-    ratio to torch.eager.
+    ratio to the kernel `over`.
     """
     timed = [row for row in rows if row.status == "ok" and row.time_us is not None]
-    names = sorted({_variant(row) for row in timed}, key=lambda name: (name != EAGER, name))
+    names = sorted({_variant(row) for row in timed}, key=lambda name: (name != over, name))
     lines: dict[tuple, dict[str, Row]] = {}
     for row in timed:
         line = lines.setdefault((row.inputs or "", row.k, row.n, row.regime or "", row.m), {})
@@ -249,7 +249,7 @@ def summary(rows: Iterable[Row]) -> str:
     heads = ["k", "n", "regime", "m", *names] if len(inputs) < 2 else ["inputs", "k", "n", "regime", "m", *names]
     made = [_pipes(heads), _pipes(["---:"] * len(heads))]
     for key, line in sorted(lines.items()):
-        cells = [_summary_cell(line.get(name)) for name in names]
+        cells = [_summary_cell(line.get(name), over) for name in names]
         made.append(_pipes([*map(str, key if len(inputs) > 1 else key[1:]), *cells]))
     return "\n".join(made) + "\n"
 
@@ -259,7 +259,7 @@ def mismatches(rows: Iterable[Row]) -> str:
     each ran on, where that is not a GPU for all."""
     lines: dict[tuple, Row] = {}
     for row in rows:
-        if row.status == "ok" and row.m1_gt0 is not None:
+        if row.status == "ok" and row.m1_gt0 is not None and row.rung in (None, "rest"):  # no model's
             lines.setdefault((row.inputs or "", row.k, row.m, row.kernel, row.arithmetic or ""), row)
     wanted = ["arithmetic"] if all(row.is_result for row in lines.values()) else ["arithmetic", "ran on"]
     shown = [
@@ -346,8 +346,8 @@ def _preference(row: Row) -> tuple[bool, float]:
     return row.launch != "graph", row.time_us or 0.0
 
 
-def _summary_cell(row: Row | None) -> str:
+def _summary_cell(row: Row | None, over: str) -> str:
     if row is None or row.time_us is None:
         return ""
-    ratio = (row.ratios or {}).get(EAGER)
-    return duration(row.time_us) + ("" if ratio is None or row.kernel == EAGER else f" ({_number(ratio[0])})")
+    ratio = (row.ratios or {}).get(over)
+    return duration(row.time_us) + ("" if ratio is None or row.kernel == over else f" ({_number(ratio[0])})")
