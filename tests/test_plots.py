@@ -227,12 +227,29 @@ def test_table_command_shows_stored_rows(tmp_path, capsys):
     assert "20.0 us" in line
     assert "99.0" not in line
     assert "15.0 us (0.750)" in line
+    assert main(["table", str(path), "--summary", "--over", "triton.fused"]) == 2
+    assert "no row has a ratio to 'triton.fused'; choose from torch.eager" in capsys.readouterr().err
     assert main(["table", str(path), "--mismatch", "--kernels", "triton.*"]) == 0
     out = capsys.readouterr().out
     assert "| triton.fused | sm90:ieee:out | 0.1% | 0% | 25% | 6144 |" in out
     assert "torch.eager" not in out
     assert main(["table", str(path), "--kernels", "nothing"]) == 2
     assert main(["table", str(tmp_path / "none.jsonl")]) == 2
+
+
+def test_a_summary_is_over_the_kernel_that_is_asked_for(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    row = replace(
+        EAGER, kernel="cutlass.evt", time_us=15.0, ratios={"torch.eager": (0.75,) * 3, "cublas.gemm": (0.9,) * 3}
+    )
+    with RowFile(path) as file:
+        file.write(replace(EAGER, ratios={"cublas.gemm": (1.5,) * 3}))
+        file.write(row)
+    assert main(["table", str(path), "--summary", "--over", "cublas.gemm"]) == 0
+    out = capsys.readouterr().out
+    assert "15.0 us (0.900)" in out
+    assert "(1.50)" in out
+    assert "0.750" not in out
 
 
 def test_conformance_adds_up_configs(tmp_path, capsys):
