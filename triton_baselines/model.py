@@ -202,6 +202,16 @@ def _one_chain(a: torch.Tensor, b: torch.Tensor, rule: Step) -> torch.Tensor:
     return out
 
 
+def activated(gate: torch.Tensor, activation: str, recipe: str) -> torch.Tensor:
+    """The activation of contiguous fp32 gates of any shape by the recipe, on their device, by its own instructions."""
+    out = torch.empty_like(gate)
+    if gate.numel():
+        _here(gate.device)._activate[(-(-gate.numel() // 1024),)](
+            gate, out, gate.numel(), ACTIVATION=activation, RECIPE=recipe, BLOCK=1024
+        )
+    return out
+
+
 def execute(
     arithmetic: Arithmetic,
     x: torch.Tensor,
@@ -219,11 +229,7 @@ def execute(
         return accumulate(a, b, split_k=arithmetic.split_k)
 
     def act(gate: torch.Tensor) -> torch.Tensor:
-        activated = torch.empty_like(gate)
-        _here(x.device)._activate[(-(-gate.numel() // 1024),)](
-            gate, activated, gate.numel(), ACTIVATION=activation, RECIPE=arithmetic.recipe, BLOCK=1024
-        )
-        return activated
+        return activated(gate, activation, arithmetic.recipe)
 
     step = max(1, _OUTPUTS_AT_ONCE // n)
     for top in range(0, x.shape[0], step):

@@ -32,6 +32,10 @@ COMMANDS = {
     ),
     "tune": ("fused_swiglu.tune_command", "find the quickest kernel and config for problems, for `swiglu` to pick"),
     "check": ("fused_swiglu.check_command", "check kernels against the bits that they declare"),
+    "explain": (
+        "fused_swiglu.explain_command",
+        "which step of its arithmetic flips which share of a kernel's outputs, and what none explains",
+    ),
     "table": ("fused_swiglu.table_command", "show stored rows"),
     "diff": ("fused_swiglu.diff_command", "show what changed between two runs: environment, times, statuses, M0"),
     "resources": (

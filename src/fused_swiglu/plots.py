@@ -31,9 +31,14 @@ def check_plot(path: str | PathLike[str]) -> None:
 def plot_compare(rows: Iterable[Row], path: str | PathLike[str]) -> None:
     """Saves `draw`'s figure. Raises ArgumentError where no row has a time or the path cannot be written."""
     check_plot(path)
+    save(draw(rows), path)
+
+
+def save(figure: Figure, path: str | PathLike[str]) -> None:
+    """Writes the figure, whole or not at all. Raises ArgumentError, naming `plot`, where it cannot be written."""
     aside = Path(f"{path}.part")
     try:
-        draw(rows).savefig(aside, dpi=150, format=Path(path).suffix[1:])
+        figure.savefig(aside, dpi=150, format=Path(path).suffix[1:])
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)

@@ -62,6 +62,8 @@ class Row(_Record):
     m0, m1_*, plain_*, m2: mismatch with the model, with the exact result in ulps (floored, plain), and beyond
     tolerances (rtol, atol, share); shares in 0..1. outputs: how many outputs were compared.
     relation, contradicted: the property that a test measured, and the share of outputs that contradict it.
+    rung, flipped, hypothesis: of `explain`: a step of the attribution ladder, the share of outputs that flip there, and
+    what arithmetic the ladder is of; m1_*, plain_* and m2 are the rung's model's, at the rung `rest` the kernel's.
     """
 
     kernel: str
@@ -113,6 +115,9 @@ class Row(_Record):
     outputs: int | None = None
     relation: str | None = None
     contradicted: float | None = None
+    rung: str | None = None
+    flipped: float | None = None
+    hypothesis: str | None = None
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -220,6 +225,7 @@ def _check_values(values: dict[str, Any]) -> None:
         "config": str, "arithmetic": str, "inputs": str, "ran_on": str, "reason": str, "regime": str, "launch": str,
         "time_us": (int, float), "time_us_q1": (int, float), "time_us_q3": (int, float), "tflops": (int, float),
         "peak": (int, float), "outputs": int, "relation": str, "contradicted": (int, float),
+        "rung": str, "flipped": (int, float), "hypothesis": str,
     }  # fmt: skip
     for name, kind in (wanted | optional).items():
         value = values.get(name)

@@ -116,16 +116,28 @@ def predict(
         raise ArgumentError("arithmetic", f"{arithmetic} is incomplete", "only a complete declaration predicts bits")
     problem_of(x, weights, activation=activation)
 
-    def rounded(name: str, value: torch.Tensor) -> torch.Tensor:
-        return value.to(dtype).float() if name in arithmetic.rounds else value
-
     def accumulated(w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         total = sums(x, w)
         return total if bias is None else total + bias.to(total.device).float()
 
-    gate = rounded("gate", accumulated(weights.gate, weights.bias_gate))
-    activated = rounded("act", act(gate))
-    return (activated * rounded("up", accumulated(weights.up, weights.bias_up))).to(dtype)
+    gate = accumulated(weights.gate, weights.bias_gate)
+    return finish(gate, accumulated(weights.up, weights.bias_up), arithmetic.rounds, dtype, act)
+
+
+def finish(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    rounds: tuple[str, ...],
+    dtype: torch.dtype,
+    act: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """act(gate) * up of fp32 sums, in fp32, each intermediate in `rounds` rounded to dtype, the product once."""
+
+    def rounded(name: str, value: torch.Tensor) -> torch.Tensor:
+        return value.to(dtype).float() if name in rounds else value
+
+    activated = rounded("act", act(rounded("gate", gate)))
+    return (activated * rounded("up", up)).to(dtype)
 
 
 def _decode(operand: torch.Tensor, rule: Step) -> _Matrix:
