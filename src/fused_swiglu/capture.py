@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Capture, save and print one line per layer. Raises ArgumentError, naming the option, for bad input."""
     layers = _parse_layers(args.layer)
-    text = _read_text(args.text)
+    text = read_text(args.text)
     check_output(args.out, "out")
     if args.save_projections:
         check_output(args.save_projections, "save-projections")
@@ -121,8 +121,8 @@ def capture(model: Any, input_ids: torch.Tensor, layers: Iterable[int]) -> dict[
     return hidden
 
 
-def load_model(path: str | Path) -> tuple[Any, Any]:
-    """The model without its head, in bf16 on the CPU, and its tokenizer; nothing is fetched.
+def load_model(path: str | Path, *, head: bool = False) -> tuple[Any, Any]:
+    """The model, by default without its head, in bf16 on the CPU, and its tokenizer; nothing is fetched.
 
     path: a .gguf file, or a directory as transformers saves one. Raises ArgumentError naming `weights` where
     transformers cannot load the model, or is not installed (or accelerate, through which it loads GGUF).
@@ -153,7 +153,8 @@ def load_model(path: str | Path) -> tuple[Any, Any]:
             more = {"quantization_config": transformers.GgufConfig(dequantize=True)}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
-        model = transformers.AutoModel.from_pretrained(directory, dtype=DTYPE, **options, **more)
+        loader = transformers.AutoModelForCausalLM if head else transformers.AutoModel
+        model = loader.from_pretrained(directory, dtype=DTYPE, **options, **more)
     except Exception as error:  # a foreign loader: whatever it raises is about these files
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ArgumentError(
@@ -169,7 +170,8 @@ def _parse_layers(texts: list[str]) -> list[int]:
         raise ArgumentError("layer", f"cannot read {' '.join(texts)!r}", "give numbers such as 0 15 29") from error
 
 
-def _read_text(path: str) -> str:
+def read_text(path: str) -> str:
+    """A file's text. Raises ArgumentError, naming `text`, for one that cannot be read or is empty."""
     try:
         text = Path(path).read_bytes().decode()  # bytes: the text's hash is then the file's
     except (OSError, UnicodeDecodeError) as error:

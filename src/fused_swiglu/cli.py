@@ -42,6 +42,10 @@ COMMANDS = {
         "fused_swiglu.resources_command",
         "show registers, shared memory, spills and instructions of compiled kernels",
     ),
+    "model": (
+        "fused_swiglu.model_command",
+        "run a whole model patched and as it was: logits, text, prefill and decode times",
+    ),
     "capture": ("fused_swiglu.capture", "save the hidden states that enter a model's MLPs when it reads a text"),
 }
 # Other packages add commands: an entry point `name = "module:SUMMARY"`, of a module like those above, and its summary.
