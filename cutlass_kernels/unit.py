@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -62,10 +63,10 @@ class Unit:
     @property
     def key(self) -> str:
         """Hash of all that decides what is compiled, but for the tools: it is the same on every machine."""
-        folder = self.path.parent / "include"
+        folder = self.path.parent.resolve() / "include"
         texts = [
             ("", digest(self.path)),
-            *((path.relative_to(folder.resolve()).as_posix(), digest(path)) for path in self.headers),
+            *((path.relative_to(folder).as_posix(), digest(path)) for path in self.headers),
         ]
         parts = (texts, self.defines, FLAGS, self.flags, self.ctypes)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
@@ -73,17 +74,21 @@ class Unit:
     @property
     def headers(self) -> list[Path]:
         """The files of `include/` that the source includes, directly or through others, sorted."""
-        folder = self.path.parent / "include"
+        source = self.path.resolve()
+        folder = source.parent / "include"
         found: set[Path] = set()
-        open_ends = [self.path]
+        seen: set[str] = set()
+        open_ends = [source]
         while open_ends:
             path = open_ends.pop()
             for name in _included(path, digest(path)):
-                for candidate in (path.parent / name, folder / name):
-                    resolved = candidate.resolve()
-                    if resolved.is_file() and resolved.is_relative_to(folder.resolve()) and resolved not in found:
-                        found.add(resolved)
-                        open_ends.append(resolved)
+                # As text: to resolve a path takes long, and `swiglu` waits for this whenever it meets a new shape.
+                candidates = {os.path.normpath(os.path.join(place, name)) for place in (path.parent, folder)}
+                for candidate in candidates - seen:
+                    seen.add(candidate)
+                    if candidate.startswith(f"{folder}{os.sep}") and os.path.isfile(candidate):
+                        found.add(Path(candidate))
+                        open_ends.append(Path(candidate))
         return sorted(found)
 
     @property

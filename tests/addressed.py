@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -75,10 +76,12 @@ class _Compiled(Compiled):
 
 
 class Addressed(FakeKernel):
-    """wait: is called with the config at each launch. declares: in place of the arithmetic that is asked for."""
+    """wait: is called with the config at each launch. declares: in place of the arithmetic that is asked for.
+    takes_s: how long it compiles."""
 
     config_type = Tile
     tiles = (Tile(64), Tile(128))
+    takes_s = 0.0
 
     def __init__(self, name: str = "cutlass.interleaved", body=good, **traits: object) -> None:
         super().__init__(name, body, **traits)
@@ -90,6 +93,7 @@ class Addressed(FakeKernel):
 
     def compile(self, problem: Problem, config: Config, arithmetic: Arithmetic, device: torch.device) -> Compiled:
         self.counts.compiled += 1
+        time.sleep(self.takes_s)
         return _Compiled(self, config, getattr(self, "declares", arithmetic))
 
 

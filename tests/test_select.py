@@ -281,7 +281,7 @@ def test_a_kernel_without_handles_is_bound_at_each_call(only: Registered) -> Non
 
 def test_threads(only: Registered, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight at once compile once, and each gets its own result while handles come and go."""
-    kernel = Addressed()
+    kernel = Addressed(takes_s=0.05)
     only(kernel)
     monkeypatch.setattr(select, "_launches", Recent(4))
     _, gate, up = operands()

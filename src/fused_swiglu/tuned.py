@@ -79,11 +79,15 @@ def name_of(problem: Problem, arithmetic: Arithmetic) -> str:
 
 def find(problem: Problem, arithmetic: Arithmetic, device: torch.device) -> Pick | None:
     """The pick for this problem, on this machine, with these sources; None where none was tuned."""
-    where, machine, name = path(), machine_key(device), name_of(problem, arithmetic)
+    where = path()
+    machines = _load(where) or {}
+    if not machines and not _session:
+        return None  # which machine this is takes a while to say
+    machine, name = machine_key(device), name_of(problem, arithmetic)
     known = _session.get((str(where), machine, name))
     if known is not None:
         return known
-    values = (_load(where) or {}).get(machine, {"picks": {}})["picks"].get(name)
+    values = machines.get(machine, {"picks": {}})["picks"].get(name)
     if values is None:
         return None
     try:
