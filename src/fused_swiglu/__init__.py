@@ -3,6 +3,7 @@
     out[m, n] = silu(x[m, k] @ w_gate[n, k].T) * (x[m, k] @ w_up[n, k].T)
 
 - `swiglu`: computes it, by the kernel that fits.
+- `patch`: the MLPs of a transformers model computed so; `fused_swiglu.nn.GatedMLP`; `fused_swiglu.torch_ops`.
 - `Problem`: what is computed. `Arithmetic`: what the bits are. `Config`: how, in ways that never change the bits.
 - `Kernel`, `Compiled`, `Bound`: one way to compute it, built, and with its tensors; `get_kernel`, `register`.
 - `fused_swiglu.compare`: kernels side by side, a `Row` each; `fused-swiglu compare` on the command line.
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .operands import Operands as Operands
     from .operands import Weights as Weights
     from .operands import problem_of as problem_of
+    from .patching import patch as patch
+    from .patching import unpatch as unpatch
     from .problem import DTYPES as DTYPES
     from .problem import MODELS as MODELS
     from .problem import Problem as Problem
@@ -39,6 +42,7 @@ _MODULES = {
     "errors": ("ArgumentError",),
     "kernel": ("Bound", "Compiled", "Kernel"),
     "operands": ("Operands", "Weights", "problem_of"),
+    "patching": ("patch", "unpatch"),
     "problem": ("DTYPES", "MODELS", "Problem"),
     "registry": ("get_kernel", "kernel_names", "register"),
     "select": ("swiglu",),
@@ -59,9 +63,11 @@ __all__ = [
     "Weights",
     "get_kernel",
     "kernel_names",
+    "patch",
     "problem_of",
     "register",
     "swiglu",
+    "unpatch",
 ]
 
 
