@@ -3,7 +3,8 @@
 import properties
 import pytest
 from hypothesis import given, settings
-from subjects import MODEL, Case
+
+from fused_swiglu.testing.subjects import MODEL, Case
 
 LARGEST = {"max_m": 129, "max_n": 129, "max_k": 193}
 SMALL = {"max_m": 70, "max_n": 70, "max_k": 100}  # takes 0.1 s in an interpreter

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import properties
 import pytest
-from subjects import Case
 
 from fused_swiglu import pytest_plugin
 from fused_swiglu.cli import main
 from fused_swiglu.results import load
+from fused_swiglu.testing.subjects import Case
 
 ROOT = Path(__file__).parent.parent
 PROPERTIES = "tests/test_properties.py"

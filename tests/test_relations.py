@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis.errors import Flaky
-from relations import RELATIONS
-from subjects import Case
 from test_mutants import MUTANTS
 
 from fused_swiglu import Operands, Problem, Weights, register, registry
+from fused_swiglu.testing.relations import RELATIONS
+from fused_swiglu.testing.subjects import Case
 
 
 def mutant(name):

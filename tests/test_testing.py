@@ -6,14 +6,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from fused_swiglu import ArgumentError, Problem
-from fused_swiglu.inputs import FAMILIES, make_out
+from fused_swiglu import UNDECLARED, ArgumentError, Arithmetic, Problem
+from fused_swiglu.inputs import FAMILIES, make_inputs, make_out
 from fused_swiglu.reference import Exact
+from fused_swiglu.sm90 import execute
 from fused_swiglu.testing import (
+    apply_edits,
+    assert_batch_invariant,
     assert_bits_equal,
+    assert_holds,
     assert_padding_poisoned,
     assert_within_ulps,
+    cases,
+    edits,
     families,
+    implied_by,
     lengths,
     problems,
     seeds,
@@ -121,6 +128,7 @@ def test_bits_equal_reports_how_many_where_and_how_far():
         assert_bits_equal(a, b)
     assert str(failure.value).splitlines() == [
         "2 of 6 outputs (33.333%) differ",
+        "in 2 rows (0 to 1) and 2 columns (0 to 1), first (0, 1), (1, 0)",
         "first at (0, 1): 2 (0x4000), expected 2.015625 (0x4001), 1 ulps",
         "worst at (1, 0): 1 (0x3f80), expected 1.5 (0x3fc0), 64 ulps",
     ]
@@ -155,7 +163,8 @@ def test_within_ulps():
             assert_within_ulps(out, result, max_ulps, share)
         lines = str(failure.value).splitlines()
         assert lines[0].startswith(f"1 of 8 outputs (12.500%) are over {max_ulps} ulps off")
-        assert lines[1] == "first at (1, 2): 1.0234375 (0x3f83), expected 1 (0x3f80), 3 ulps"
+        assert lines[1] == "in 1 rows (1 to 1) and 1 columns (2 to 2), first (1, 2)"
+        assert lines[2] == "first at (1, 2): 1.0234375 (0x3f83), expected 1 (0x3f80), 3 ulps"
     out[0, 0] = math.nan
     with pytest.raises(AssertionError, match=r"worst at \(0, 0\): nan"):
         assert_within_ulps(out, result, 1000)
@@ -171,3 +180,81 @@ def test_padding(m):
         out.as_strided((m, 9), (9, 1))[m - 1, 6:8] = 0.0
         with pytest.raises(AssertionError, match=f"2 elements of padding written, first 2 past the end of row {m - 1}"):
             assert_padding_poisoned(out)
+
+
+def test_no_more_than_a_few_coordinates_are_named():
+    a = torch.zeros(4, 5, dtype=torch.bfloat16)
+    with pytest.raises(AssertionError) as failure:
+        assert_bits_equal(a, a + 1)
+    named = str(failure.value).splitlines()[1]
+    assert named == "in 4 rows (0 to 3) and 5 columns (0 to 4), first (0, 0), (0, 1), (0, 2), (0, 3), (0, 4), ..."
+
+
+def test_batch_invariance():
+    x = torch.arange(1.0, 101.0)[:, None].expand(100, 3).bfloat16()
+    assert_batch_invariant(lambda rows: rows * 2, x)
+
+    def narrow(rows):
+        """A kernel for few rows that gets the last column wrong."""
+        out = rows * 2
+        out[:, 2] += 64 * (len(rows) == 7)
+        return out
+
+    with pytest.raises(AssertionError) as failure:
+        assert_batch_invariant(narrow, x)
+    lines = str(failure.value).splitlines()
+    assert lines[:2] == [
+        "3 of 9 outputs (33.333%) of rows 0, 50, 99 change where only 7 of 100 rows are computed",
+        "in 3 rows (0 to 99) and 1 columns (2 to 2), first (0, 2), (50, 2), (99, 2)",
+    ]
+    assert lines[2].startswith("first at (0, 2): 66 (0x4284), expected 2 (0x4000)")
+    assert_batch_invariant(narrow, x, sizes=(1, 64))
+    with pytest.raises(ArgumentError, match=r"^x: has 1 rows"):
+        assert_batch_invariant(narrow, x[:1])
+
+
+def test_edits_are_inside_and_reach_what_they_may():
+    problem = Problem(5, 6, 7)
+    found = [one for many in drawn(edits(problem), 200) for one in many]
+    sizes_of = {"x": 5, "gate": 6, "up": 6}
+    assert {operand for operand, *_ in found} == set(sizes_of)
+    assert {value for *_, value in found} == {"nan", "inf", "-inf", "huge"}
+    assert all(0 <= row < sizes_of[operand] and 0 <= column < 7 for operand, row, column, _ in found)
+    assert {column for _, _, column, _ in found} == set(range(7))
+    inputs = make_inputs(problem, "normal", 1)
+    reached, spoilt = apply_edits(inputs, [("x", 2, 6, "nan"), ("up", 3, 0, "huge")])
+    assert bool(inputs.x[2, 6].isnan())
+    assert inputs.weights.up[3, 0] == torch.finfo(torch.bfloat16).max
+    assert {tuple(place) for place in reached.nonzero().tolist()} == {(2, j) for j in range(6)} | {
+        (i, 3) for i in range(5)
+    }
+    assert {tuple(place) for place in spoilt.nonzero().tolist()} == {(2, j) for j in range(6)}
+
+
+def test_what_a_declaration_implies():
+    opened, chain = implied_by(Arithmetic(UNDECLARED, "ieee")), implied_by(Arithmetic())
+    assert {"small integers", "sparse edits", "near exact"} < set(opened) < set(chain)
+    assert "order probes" in chain
+    assert "order probes" not in implied_by(Arithmetic(split_k=2))
+    assert "as predicted" in implied_by(Arithmetic(), "cuda")
+    with pytest.raises(ArgumentError, match=r"^relation: undeclared:ieee:out does not imply 'order probes'"):
+        drawn(cases("order probes", Arithmetic(UNDECLARED, "ieee")), 1)
+
+
+@pytest.mark.parametrize("relation", implied_by(Arithmetic()))
+def test_a_function_that_does_what_it_declares_obeys_all_that_implies(relation):
+    for case in drawn(cases(relation, Arithmetic(), max_m=9, max_n=20, max_k=70), 5):
+        assert_holds(case, lambda out, x, weights: out.copy_(execute(Arithmetic(), x, weights)))
+
+
+def test_a_function_that_does_not_is_told_so():
+    case = drawn(cases("order probes", Arithmetic(), max_m=9, max_n=70), 20)[-1]
+    with pytest.raises(AssertionError, match="contradict 'order probes', which sm90:ieee:out implies"):
+        assert_holds(case, lambda out, x, weights: out.fill_(1.0))
+
+    def past_the_end(out, x, weights):
+        out.copy_(execute(Arithmetic(), x, weights))
+        out[-1:].as_strided((1, out.shape[1] + 1), out.stride())[0, -1] = 0
+
+    with pytest.raises(AssertionError, match="1 elements were written outside"):
+        assert_holds(case, past_the_end)

@@ -4,7 +4,8 @@ import properties
 import pytest
 from hypothesis import given, settings
 from prebuilt import prebuild
-from subjects import Case
+
+from fused_swiglu.testing.subjects import Case
 
 EXAMPLES = settings().max_examples  # of the profile
 

@@ -1,4 +1,4 @@
-"""What relations run: a case, all that was drawn; its inputs; its subject, a kernel or the model of an arithmetic."""
+"""What relations run: a case, all that was drawn; its inputs; a function, a kernel or a model that is run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_swiglu import DTYPES, Arithmetic, Operands, Problem, get_kernel
-from fused_swiglu.inputs import FAMILIES, Inputs, make_inputs
-from fused_swiglu.sm90 import execute
+from ..arithmetic import Arithmetic
+from ..inputs import FAMILIES, Inputs, make_inputs
+from ..operands import Operands, Weights
+from ..problem import DTYPES, Problem
+from ..registry import get_kernel
+from ..sm90 import execute
 
 MODEL = "model"  # the name of a subject that is no kernel: the CPU model of an arithmetic
+FUNCTION = "function"  # the name of one that is a function of out, x and weights
 BITS = ("subnormal", "bits")  # families drawn here: subnormal operands, and any bit patterns
 GUARD = 256  # elements on both sides of an output that nothing may write
 POISON = 0x7FD5  # a NaN in bf16 and in fp16, with a payload that no arithmetic makes
@@ -44,13 +48,19 @@ class Case:
         return cls(**{**values, "problem": Problem(**{**problem, "outputs": tuple(problem["outputs"])})})
 
 
-class Subject:
-    """What a case runs. declared: the arithmetic that its build declares; ran_on: as in a row."""
+Function = Callable[[Tensor, Tensor, Weights], Any]
+"""Writes act(x @ w_gate.T) * (x @ w_up.T) to out[m, n], for x[m, k] and weights [n, k]."""
 
-    def __init__(self, case: Case) -> None:
-        self.case, self.device = case, torch.device(case.device)
+
+class Subject:
+    """What a case runs. declared: the arithmetic that its build declares; ran_on: as in a row.
+
+    function: what it runs instead of the kernel, or model, that the case names."""
+
+    def __init__(self, case: Case, function: Function | None = None) -> None:
+        self.case, self.device, self.function = case, torch.device(case.device), function
         self.arithmetic = Arithmetic.parse(case.arithmetic)
-        self.kernel = None if case.kernel == MODEL else get_kernel(case.kernel)
+        self.kernel = None if function or case.kernel == MODEL else get_kernel(case.kernel)
         self.declared, self.ran_on = self.arithmetic, MODEL
         if self.kernel:
             compiled = self.kernel.compile(case.problem, self._config(case.problem), self.arithmetic, self.device)
@@ -67,16 +77,24 @@ class Subject:
     def __call__(self, inputs: Inputs, problem: Problem | None = None, config: str | None = None) -> Tensor:
         """The output of a run; fails if anything outside its rows was written."""
         problem = problem or self.case.problem
-        if not self.kernel:
+        if not self.kernel and not self.function:
             return execute(self.arithmetic, inputs.x, inputs.weights, problem.activation)
-        chosen = self.kernel.config_type.parse(config) if config else self._config(problem)
-        compiled = self.kernel.compile(problem, chosen, self.arithmetic, self.device)
         out, outside = _guarded(problem, self.device)
-        bound = compiled.bind(Operands(inputs.x, self.kernel.prepare(inputs.weights, problem, chosen), out))
-        result = bound.run().clone()
+        if self.function:
+            self.function(out, inputs.x, inputs.weights)
+            result = out.clone()
+        else:
+            result = self._launched(inputs, problem, config, out)
         written = int((outside() != POISON).sum())
         assert not written, f"{written} elements were written outside the output's rows"
         return result
+
+    def _launched(self, inputs: Inputs, problem: Problem, config: str | None, out: Tensor) -> Tensor:
+        assert self.kernel
+        chosen = self.kernel.config_type.parse(config) if config else self._config(problem)
+        compiled = self.kernel.compile(problem, chosen, self.arithmetic, self.device)
+        bound = compiled.bind(Operands(inputs.x, self.kernel.prepare(inputs.weights, problem, chosen), out))
+        return bound.run().clone()
 
 
 def _guarded(problem: Problem, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
