@@ -114,8 +114,9 @@ class Ladder:
         """How the hypothesis was found, and what may be wrong with it; None where it was declared and holds."""
         said = []
         if self.tried > 1:
-            other = f"; next {self.second[0]}, {_percent(self.second[1])}" if self.second else ""
-            said.append(f"{self.hypothesis} is the best of {self.tried} hypotheses{other}")
+            how = "whose rest none halves" if self.rest else "which leaves none"
+            other = f"; the next, {self.second[0]}, leaves {_percent(self.second[1])}" if self.second else ""
+            said.append(f"{self.hypothesis} of {self.tried} hypotheses, {how}{other}")
         if self.rest and self.hypothesis.accumulation == "fp32":
             said.append("the GEMM adds in blocks of its own, which nothing here models: torch's fp32 sums come nearest")
         if self.otherwise:
