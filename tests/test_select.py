@@ -442,6 +442,13 @@ def test_fallback_is_as_accurate_as_the_kernels(activation: str, dtype: str) -> 
         torch.testing.assert_close(half.double(), x.double() @ weight.double().T + bias.double(), rtol=1e-2, atol=1e-5)
 
 
+def test_autocast_does_not_reach_into_the_fallback() -> None:
+    x, gate, up = (torch.randn(rows, 64, dtype=torch.bfloat16) for rows in (3, 8, 8))
+    plain = fallback(x, Weights(gate, up))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_bits_equal(fallback(x, Weights(gate, up)), plain)
+
+
 def test_fallback_in_fp64_keeps_fp64() -> None:
     x, gate, up = (t.double() for t in operands())
     torch.testing.assert_close(

@@ -23,7 +23,7 @@ def fallback(
     the accuracy is that of the kernels, the bits are not a declared arithmetic's.
     preactivations[m, 2n]: takes gate beside up, before the activation. Not differentiable; fp32 copies come and go.
     """
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # which would take the fp32 products to bf16
         gate = _product(x, weights.gate, weights.bias_gate)
         up = _product(x, weights.up, weights.bias_up)
         if preactivations is not None:
