@@ -39,9 +39,11 @@ def run(args: argparse.Namespace) -> int:
     from .compiler import find_tools
 
     known = catalogue(args.kernels)
+    if not known:
+        raise ArgumentError("kernels", f"not compiled by nvcc: {' '.join(args.kernels)}", "choose from cutlass.*")
     chosen = {names: unit for names, unit in known.items() if any(fnmatchcase(names[1], glob) for glob in args.config)}
     if not chosen:
-        some = ", ".join(sorted({config for _, config in known})[:3]) or "none: these kernels are not compiled by nvcc"
+        some = ", ".join(sorted({config for _, config in known})[:3])
         raise ArgumentError("config", f"nothing matches {' '.join(args.config)}", f"configs are, say, {some}")
     tools = find_tools()
     where = cache.root(args.cache)

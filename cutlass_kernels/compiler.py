@@ -16,7 +16,7 @@ from pathlib import Path
 from fused_swiglu.errors import ArgumentError
 
 OLDEST = (12, 8)
-INSTALL = "pip install 'fused-swiglu[cuda]'"
+INSTALL = "pip install '.[cuda]'"
 # nvcc reads them by itself. They belong to the key of a build, since they change what comes out.
 NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
 

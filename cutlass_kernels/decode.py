@@ -1,5 +1,5 @@
-"""cutlass.decode: SwiGLU for few tokens. The weights are operand A of the products and are streamed through shared memory
-once; the tokens are operand B, 8 to 64 at a time.
+"""cutlass.decode: SwiGLU for few tokens. The weights are operand A of the products and pass through shared memory once;
+the tokens are operand B, 8 to 64 at a time.
 
 Which tile a problem gets is decided in `Decode.configs`; decode.cu says at its head where all else is.
 """
@@ -20,8 +20,8 @@ SMS = 132
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig(Config):
-    """bm: tokens of a tile. bn: features of a tile, a launch argument: a thread block has as many rows of each weight in
-    flight as fit into shared memory."""
+    """bm: tokens of a tile. bn: features of a tile, a launch argument: so many rows of each weight make a stage, and
+    there are as many stages as fit into shared memory."""
 
     bm: int
     bn: int

@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", nargs="+", default=[], metavar="TEXT", help="as rows print them, with globs")
     parser.add_argument("--arithmetic", nargs="+", default=[], metavar="TEXT", help="as rows print them, with globs")
     parser.add_argument("--model", type=one_of(MODELS), default=next(iter(MODELS)), metavar="NAME", help="gives K, N")
-    parser.add_argument("--tokens", type=integers(1), default=[4096], metavar="M", help="rows of x; default 4096")
+    parser.add_argument(
+        "--tokens", type=integers(1), nargs="+", default=[[4096]], metavar="M", help="rows of x, several; default 4096"
+    )
     parser.add_argument("--dtype", type=one_of(("bf16", "fp16")), default="bf16", metavar="NAME", help="bf16 or fp16")
     parser.add_argument("--out", metavar="FILE", help="append the environment and the timelines to this JSONL file")
     parser.add_argument("--plot", metavar="FILE", help="draw two tiles of each: .png, .pdf or .svg")
@@ -94,7 +96,7 @@ def _recorded(args: argparse.Namespace) -> tuple[list[Timeline], bool]:
         raise ArgumentError("from", "is not given, and there is no SM90 GPU to record on", "give a stored FILE")
     where = torch.device("cuda", torch.cuda.current_device())
     k, n = MODELS[args.model]
-    problems = [Problem(m, n, k, dtype=args.dtype) for m in args.tokens]
+    problems = [Problem(m, n, k, dtype=args.dtype) for tokens in args.tokens for m in tokens]
     kernels = args.kernels or ["cutlass.pingpong", "cutlass.evt", "cutlass.interleaved"]
     work = plan([Case(problem) for problem in problems], kernels, args.config, args.arithmetic, device=where)
     environment = Environment.collect(where, args.command)

@@ -82,6 +82,8 @@ def build(
     Raises an ExceptionGroup of BuildErrors after all others are built; ArgumentError where nothing can be built.
     """
     units = list(dict.fromkeys(units))
+    if any(not unit.ctypes for unit in units) and find_tools().tvm_ffi is None:
+        raise ArgumentError("apache-tvm-ffi", "not installed, and the kernels are compiled with its headers", INSTALL)
     libraries: dict[Unit, Path] = {}
     failures: list[BuildError] = []
     running: set[subprocess.Popen[bytes]] = set()

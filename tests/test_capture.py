@@ -205,7 +205,7 @@ def test_a_model_without_gated_layers():
 def test_packages_missing(call, tmp_path, monkeypatch, package):
     (tmp_path / "model.gguf").write_text("once upon a time")
     monkeypatch.setattr("fused_swiglu.capture.find_spec", lambda name: name != package or None)
-    with refused("weights", f"needs {package}", "pip install 'fused-swiglu[notebooks]'"):
+    with refused("weights", f"needs {package}", "pip install '.[notebooks]'"):
         call(weights=str(tmp_path / "model.gguf"))
 
 

@@ -131,8 +131,8 @@ def test_a_comparison_has_one_row_of_each_that_says_what_it_needs():
     rows = {row.kernel: row for row in compare(Problem(4, 16, 32), PEERS)}
     assert {row.status for row in rows.values()} == {"unsupported"}
     assert {name: row.reason for name, row in rows.items()} == {
-        "quack.gated": "needs an SM90 GPU and quack-kernels (pip install 'fused-swiglu[peers]')",
-        "liger.silu_mul": "needs a CUDA GPU and liger-kernel (pip install 'fused-swiglu[peers]')",
+        "quack.gated": "needs an SM90 GPU and quack-kernels (pip install '.[peers]')",
+        "liger.silu_mul": "needs a CUDA GPU and liger-kernel (pip install '.[peers]')",
         "flashinfer.silu_mul": "needs a CUDA GPU and flashinfer-python (pip install flashinfer-python)",
     }
 
@@ -144,7 +144,7 @@ def test_by_default_each_is_one_candidate(device):
 
 
 def test_on_a_gpu_only_the_package_is_missing(sm90):
-    assert reason("quack.gated", Problem(4, 16, 32), GPU) == "needs quack-kernels (pip install 'fused-swiglu[peers]')"
+    assert reason("quack.gated", Problem(4, 16, 32), GPU) == "needs quack-kernels (pip install '.[peers]')"
 
 
 def test_with_the_packages_only_the_gpu_is_missing(folder):
@@ -184,7 +184,7 @@ def test_a_package_that_does_not_load_is_a_reason_of_one_line(source, said, fold
     found = reason("quack.gated", Problem(4, 16, 32), GPU)
     assert found is not None
     assert found.startswith(f"quack-kernels is installed but does not load ({said}")
-    assert found.endswith("): pip install 'fused-swiglu[peers]'")
+    assert found.endswith("): pip install '.[peers]'")
     assert "\n" not in found
 
 

@@ -315,7 +315,7 @@ def as_on_a_gpu(monkeypatch):
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_is_recorded_is_stored_and_the_rest_said(tmp_path, capsys):
     out, plot = tmp_path / "t.jsonl", tmp_path / "t.png"
-    assert main(["timeline", "--tokens", "64,4096", "--out", str(out), "--plot", str(plot)]) == 1
+    assert main(["timeline", "--tokens", "64", "4096", "--out", str(out), "--plot", str(plot)]) == 1
     shown = capsys.readouterr()
     assert shown.err.count("cutlass.evt bm=") == shown.err.count("no nvcc") == 2
     kept = load(out)

@@ -194,7 +194,7 @@ def test_nothing_there_is_one_line_and_no_exception(site: Path, source: Path) ->
     reason = toolchain.why_not(unit_of(source))
     assert reason is not None
     assert "\n" not in reason
-    assert all(part in reason for part in ("no build", "pip install 'fused-swiglu[cuda]'", str(site / "cache")))
+    assert all(part in reason for part in ("no build", "pip install '.[cuda]'", str(site / "cache")))
     with pytest.raises(ArgumentError, match="pip install"):
         toolchain.build([unit_of(source)])
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are. On a CPU only mode=default runs. mode=cutlass autotunes over CUTLASS templates: minutes of nvcc."
     )
     parser.epilog = (
-        f"example:\n  {PROGRAM} generated --model qwen2.5-0.5b --tokens 16,4096 --out generated.jsonl\n\n"
+        f"example:\n  {PROGRAM} generated --model qwen2.5-0.5b --tokens 16 4096 --out generated.jsonl\n\n"
         "exit code: 0; 1 if a mode failed; 2 for bad input."
     )
     parser.add_argument("--from", dest="source", metavar="FILE", help="show what --out stored, instead of compiling")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--model", type=one_of(MODELS), default=next(iter(MODELS)), metavar="NAME", help="gives K, N")
     parser.add_argument(
-        "--tokens", type=integers(1), default=[16], metavar="M", help="rows of x, by commas; default 16"
+        "--tokens", type=integers(1), nargs="+", default=[[16]], metavar="M", help="rows of x, several; default 16"
     )
     parser.add_argument("--dtype", type=one_of(("bf16", "fp16")), default="bf16", metavar="NAME", help="bf16 or fp16")
     parser.add_argument(
@@ -66,7 +66,7 @@ def _made(args: argparse.Namespace) -> list[Report]:
     k, n = MODELS[args.model]
     environment = Environment.collect(where, args.command)
     _append(args.out, environment.to_json())
-    work = [(m, mode) for m in args.tokens for mode in args.modes]
+    work = [(m, mode) for tokens in args.tokens for m in tokens for mode in args.modes]
     reports = []
     with progress_bar(args.quiet) as progress:
         for i, (m, mode) in enumerate(work):

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Variants are timed in groups, each with cublas.gemm, torch.eager and quack.gated. With --out FILE, a group\n"
         "that FILE has whole, of the same problem, operands and environment, is not timed again: a killed run that is\n"
         "started once more has lost one group at most. `build` makes ahead what is to be timed.\n"
-        "Times on a CPU or in a model are labelled so, and are no results."
+        "Times on a CPU are labelled so, and are no results; where a kernel runs as its model, it is not timed."
     )
     parser.epilog = (
         "example:\n"

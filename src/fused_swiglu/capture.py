@@ -140,7 +140,7 @@ def load_model(path: str | Path, *, head: bool = False) -> tuple[Any, Any]:
             raise ArgumentError(
                 "weights",
                 f"reading a model needs {package}, which is not installed",
-                f"pip install 'fused-swiglu[notebooks]' {package}",
+                f"pip install '.[notebooks]' {package}",
             )
     import transformers
 

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.description = (
         "Runs SwiGLU kernels on the same operands, checks each against the exact result and times all together.\n"
-        "Times on a CPU, in Triton's interpreter or in a model are labelled so, and are no results.\n"
+        "Times on a CPU or in Triton's interpreter are labelled so, and are no results; a model is not timed.\n"
         "The interpreter is slow: without a GPU, keep to few tokens of a small model."
     )
     parser.epilog = (

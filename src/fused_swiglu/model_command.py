@@ -147,7 +147,7 @@ def _load(args: argparse.Namespace, where: torch.device) -> tuple[str, Any, Text
 
     if find_spec("transformers") is None:
         name = "weights" if args.weights else "like"
-        raise ArgumentError(name, "needs transformers, which is not installed", "pip install 'fused-swiglu[notebooks]'")
+        raise ArgumentError(name, "needs transformers, which is not installed", "pip install '.[notebooks]'")
     if args.like:
         return args.like, random_model(args.like, args.layers[0] if args.layers else None, where), None
     words = read_text(args.text) if args.text else None

@@ -17,7 +17,7 @@ from .results import Row
 
 EAGER = "torch.eager"
 WIDE = 240
-CPU_NOTE = "Times were taken on a CPU, in an interpreter or in a model: they are no results."
+CPU_NOTE = "Times were taken on a CPU or in an interpreter: they are no results. A model of a kernel is not timed."
 NOTES = (
     "M0: bits differ from the model of the declared arithmetic. M1: distance in ulps from the correctly rounded exact",
     "result, no ulp smaller than that at 2^-8 of the outputs' RMS. M2: |out - exact| > atol + rtol |exact|, unrounded.",
@@ -120,6 +120,8 @@ def notes(rows: list[Row]) -> list[str]:
     """How to read these rows."""
     measured = [row for row in rows if row.time_us is not None]
     first = [CPU_NOTE] if measured and not any(row.is_result for row in measured) else []
+    if any(row.ran_on == "model" for row in rows):
+        first.append("model: the kernel's declared arithmetic in NumPy, not the kernel; it says nothing of its code.")
     return [*first, *NOTES]
 
 

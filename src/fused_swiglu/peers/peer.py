@@ -22,7 +22,7 @@ class Peer(Kernel):
 
     function: ClassVar[str]
     distribution: ClassVar[str]
-    remedy: ClassVar[str] = "pip install 'fused-swiglu[peers]'"
+    remedy: ClassVar[str] = "pip install '.[peers]'"
     capability: ClassVar[tuple[int, ...]] = ()
 
     def load(self) -> Callable[..., Any]:

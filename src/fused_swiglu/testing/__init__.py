@@ -38,7 +38,7 @@ try:
     import hypothesis as _hypothesis  # noqa: F401
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
-        "fused_swiglu.testing needs hypothesis: pip install 'fused-swiglu[test]', or hypothesis alone",
+        "fused_swiglu.testing needs hypothesis: pip install '.[test]', or hypothesis alone",
         name="hypothesis",
     ) from None
 
