@@ -442,6 +442,19 @@ def test_fallback_is_as_accurate_as_the_kernels(activation: str, dtype: str) -> 
         torch.testing.assert_close(half.double(), x.double() @ weight.double().T + bias.double(), rtol=1e-2, atol=1e-5)
 
 
+def test_what_is_written_may_not_overlap_what_is_read() -> None:
+    """Tiles are written while others are still read; side by side in one matrix is apart."""
+    together = torch.randn(4, 64 + 16 + 32).bfloat16()
+    x, beside, kept, w = together[:, :64], together[:, 64:80], together[:, 80:], torch.randn(32, 64).bfloat16()
+    apart = swiglu(x, w)
+    assert_bits_equal(swiglu(x, w, out=beside, preactivations=kept), apart)
+    for out in (x[:, :16], together[:, 56:72], w[:4, :16], together.view(-1)[8:72].view(4, 16)):
+        with pytest.raises(ArgumentError, match=r"out: overlaps (x|w_gate) in memory"):
+            swiglu(x, w, out=out)
+    with pytest.raises(ArgumentError, match="preactivations: overlaps out in memory"):
+        swiglu(x, w, out=beside, preactivations=together[:, 70:102])
+
+
 def test_autocast_does_not_reach_into_the_fallback() -> None:
     x, gate, up = (torch.randn(rows, 64, dtype=torch.bfloat16) for rows in (3, 8, 8))
     plain = fallback(x, Weights(gate, up))

@@ -45,6 +45,10 @@ class Arguments:
                 raise ArgumentError(name, f"has shape {tuple(tensor.shape)}", remedy)
         written = _matrix("out", out, m)
         kept = None if self.preactivations is None else _matrix("preactivations", self.preactivations, m)
+        read = {"x": rows, "w_gate": weights.gate, "w_up": weights.up}
+        read |= {"bias_gate": weights.bias_gate, "bias_up": weights.bias_up}
+        _check_apart("out", written, read)
+        _check_apart("preactivations", kept, read | {"out": written})
         problem = problem_of(rows, weights, written, activation=self.activation)
         layout = "stacked" if self.w_up is None else "separate"  # even where both are of one tensor
         problem = replace(problem, layout=layout, outputs=("out",) if kept is None else ("out", "preactivations"))
@@ -119,6 +123,32 @@ def _check_rows(name: str, matrix: torch.Tensor) -> None:
     if rows > 1 and matrix.stride(0) < columns:
         wrong = f"has rows of {columns} elements, {matrix.stride(0)} apart"
         raise ArgumentError(name, wrong, "call .contiguous() on it")
+
+
+def _check_apart(name: str, written: torch.Tensor | None, others: dict[str, torch.Tensor | None]) -> None:
+    """Tiles are written while others are still read."""
+    for other, tensor in others.items():
+        if written is not None and tensor is not None and _overlap(written, tensor):
+            raise ArgumentError(name, f"overlaps {other} in memory", "give it memory of its own")
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not a.numel() or not b.numel():
+        return False
+    (begin_a, end_a), (begin_b, end_b) = _extent(a), _extent(b)
+    if begin_a >= end_b or begin_b >= end_a:
+        return False
+    if a.dim() == b.dim() == 2 and a.stride(0) == b.stride(0):  # side by side in one matrix?
+        pitch = a.stride(0) * a.element_size()
+        right = (begin_b - begin_a) % pitch
+        return right < a.shape[1] * a.element_size() or right + b.shape[1] * b.element_size() > pitch
+    return True
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Of its addresses."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _kind(value: object) -> str:
