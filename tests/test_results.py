@@ -126,6 +126,15 @@ def test_a_torn_last_line_costs_that_line_only(tmp_path_factory: pytest.TempPath
         assert load(path)[0] == [first, last]
 
 
+def test_records_of_another_kind_are_passed_over_and_broken_ones_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(a_row().to_json() + '\n{"timeline": {"kernel": "x"}}\n')
+    assert [row.m for row in load(path)[0]] == [1]
+    path.write_text(a_row().to_json() + '\n{"kernel": "x"}\n')
+    with pytest.warns(UserWarning, match=r"rows.jsonl:2 skipped"):
+        load(path)
+
+
 def test_a_line_without_its_newline_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(a_row().to_json())

@@ -113,8 +113,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _designed(args: argparse.Namespace) -> tuple[list[Space], torch.device]:
     from . import ablate
-    from .ablate_plots import folder
     from .ablate_tables import HEADLINE
+    from .plots import folder
 
     if args.plot == "":
         raise ArgumentError("plot", "is empty", "give it a value, or leave it out")

@@ -12,6 +12,7 @@ from .effects import Answer, Effect, Pair, answers, cells, effects
 from .errors import ArgumentError
 from .factors import TILE, Variant
 from .intervals import FASTER, SAME, SLOWER
+from .plots import folder, save
 from .results import Row
 from .tables import CPU_NOTE
 
@@ -25,15 +26,6 @@ Entry = tuple[str, Pair]
 """What a line of a figure is called, and its ratio."""
 
 
-def folder(path: str | PathLike[str]) -> Path:
-    """The folder for figures, made if it is not there. Raises ArgumentError, naming `plot`, where it cannot be."""
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError("plot", f"cannot make {str(path)!r}: {error.strerror}", "give a folder") from None
-    return Path(path)
-
-
 def plot(rows: Iterable[Row], path: str | PathLike[str], factors: Iterable[str] = ()) -> list[Path]:
     """Saves headline.png and a figure for each factor, FACTOR.png: of those given, or of all. Returns what was saved.
 
@@ -45,22 +37,10 @@ def plot(rows: Iterable[Row], path: str | PathLike[str], factors: Iterable[str] 
     for name, figure in figures.items():
         if figure is not None:
             saved.append(folder(path) / f"{name}.png")
-            _save(figure, saved[-1])
+            save(figure, saved[-1])
     if not saved:
         raise ArgumentError("plot", "no two variants can be compared", "time variants that differ in one factor")
     return saved
-
-
-def _save(figure: Figure, path: Path) -> None:
-    aside = path.with_name(f"{path.name}.part")
-    try:
-        figure.savefig(aside, dpi=120, format="png")
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise ArgumentError(
-            "plot", f"cannot write {str(path)!r}: {error.strerror}", "give a folder that can be"
-        ) from None
 
 
 def draw(rows: Iterable[Row], factor: str) -> Figure | None:

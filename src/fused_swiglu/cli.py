@@ -36,6 +36,11 @@ COMMANDS = {
         "fused_swiglu.explain_command",
         "which step of its arithmetic flips which share of a kernel's outputs, and what none explains",
     ),
+    "claims": ("fused_swiglu.claims_command", "read each claim of the paper again from measured rows"),
+    "determinism": (
+        "fused_swiglu.determinism_command",
+        "what share of a row's bits changes with the rows around it or from run to run, and what keeping them costs",
+    ),
     "table": ("fused_swiglu.table_command", "show stored rows"),
     "diff": ("fused_swiglu.diff_command", "show what changed between two runs: environment, times, statuses, M0"),
     "resources": (

@@ -28,6 +28,15 @@ def check_plot(path: str | PathLike[str]) -> None:
     check_output(Path(path), "plot")
 
 
+def folder(path: str | PathLike[str], argument: str = "plot") -> Path:
+    """The folder, made if it is not there. Raises ArgumentError, naming the argument, where it cannot be."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(argument, f"cannot make {str(path)!r}: {error.strerror}", "give a folder") from None
+    return Path(path)
+
+
 def plot_compare(rows: Iterable[Row], path: str | PathLike[str]) -> None:
     """Saves `draw`'s figure. Raises ArgumentError where no row has a time or the path cannot be written."""
     check_plot(path)

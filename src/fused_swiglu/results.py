@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 STATUSES = ("ok", "unsupported", "failed", "timeout")
+SETTINGS = ("CUBLAS_WORKSPACE_CONFIG",)  # by it cuBLAS may split k, or not
 
 
 class _Record:
@@ -59,6 +60,7 @@ class Row(_Record):
     counters. throttled: what held the clock down, `power`, `thermal`, `hardware` joined by +, or `no`; a mere True or
     False in rows of earlier versions. uneven: in how many rounds that differed from the first reference's.
     run_to_run, batch: share of output words that change over repeats, and of a row's words with the rows around it.
+    first_m: of `determinism`, where batch is the share of the first row's words that differ from those at m = first_m.
     m0, m1_*, plain_*, m2: mismatch with the model, with the exact result in ulps (floored, plain), and beyond
     tolerances (rtol, atol, share); shares in 0..1. outputs: how many outputs were compared.
     relation, contradicted: the property that a test measured, and the share of outputs that contradict it.
@@ -104,6 +106,7 @@ class Row(_Record):
     uneven: int | None = None
     run_to_run: float | None = None
     batch: float | None = None
+    first_m: int | None = None
     m0: float | None = None
     m1_gt0: float | None = None
     m1_gt1: float | None = None
@@ -168,6 +171,7 @@ class Environment(_Record):
 
     revision: of the checkout that holds this source, `-dirty` where it has changes. command: as typed.
     peak_tflops, peak_gbs: the matrix rate (10^12/s) and read bandwidth (10^9/s) measured in this run.
+    settings: environment variables that were set and change what a library computes (`SETTINGS`).
     """
 
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -187,6 +191,7 @@ class Environment(_Record):
     cutlass: str | None = None
     peak_tflops: float | None = None
     peak_gbs: float | None = None
+    settings: dict[str, str] | None = None
 
     @classmethod
     def collect(cls, device: torch.device, command: str | None = None) -> Self:
@@ -211,6 +216,7 @@ class Environment(_Record):
             cutlass=_version("nvidia-cutlass"),
             peak_tflops=ceilings.tflops if ceilings else None,
             peak_gbs=ceilings.gbs if ceilings else None,
+            settings={name: os.environ[name] for name in SETTINGS if name in os.environ} or None,
         )
 
     def to_json(self) -> str:
@@ -225,7 +231,8 @@ def _check_values(values: dict[str, Any]) -> None:
         "config": str, "arithmetic": str, "inputs": str, "ran_on": str, "reason": str, "regime": str, "launch": str,
         "time_us": (int, float), "time_us_q1": (int, float), "time_us_q3": (int, float), "tflops": (int, float),
         "peak": (int, float), "outputs": int, "relation": str, "contradicted": (int, float),
-        "rung": str, "flipped": (int, float), "hypothesis": str,
+        "rung": str, "flipped": (int, float), "hypothesis": str, "run": str, "first_m": int,
+        "run_to_run": (int, float), "batch": (int, float),
     }  # fmt: skip
     for name, kind in (wanted | optional).items():
         value = values.get(name)
@@ -286,7 +293,8 @@ def _torn(path: Path) -> bool:
 
 
 def load(*paths: str | PathLike[str]) -> tuple[list[Row], list[Environment]]:
-    """The rows and environments of JSONL files, in order; a line that is neither is skipped with a warning.
+    """The rows and environments of JSONL files, in order. Records of another kind (an object with one name, of an
+    object, as `timeline` and `generated` write) are passed over; any other line that is no row, with a warning.
 
     Raises ArgumentError for a file that cannot be read.
     """
@@ -306,7 +314,7 @@ def load(*paths: str | PathLike[str]) -> tuple[list[Row], list[Environment]]:
                 values = json.loads(line)
                 if "environment" in values:
                     environments.append(Environment.from_dict(values["environment"]))
-                else:
+                elif [type(value) for value in values.values()] != [dict]:
                     rows.append(Row._from_values(values))
             except (ValueError, TypeError, AttributeError) as error:
                 warnings.warn(f"{path}:{number} skipped: {error}", stacklevel=2)
