@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from .bandwidth import Elsewhere
     from .claims import CLAIMS, evidence
     from .claims_tables import summary
+    from .tables import print_markdown
 
     for name in ("out", "report"):
         if getattr(args, name) == "":
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     found = evidence(rows, environments, elsewhere)
     if not found.standings:
         raise ArgumentError("from", "no row has a time that a GPU took", "give rows that ran on one")
-    sys.stdout.write(summary(claims, found))
+    print_markdown(summary(claims, found))
     if args.report is not None:
         print(f"saved {_report(args.report, claims, found, sources)}", file=sys.stderr)
     return int(failed)

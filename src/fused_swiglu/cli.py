@@ -37,6 +37,10 @@ COMMANDS = {
         "which step of its arithmetic flips which share of a kernel's outputs, and what none explains",
     ),
     "claims": ("fused_swiglu.claims_command", "read each claim of the paper again from measured rows"),
+    "roofline": (
+        "fused_swiglu.roofline_command",
+        "rates against the measured ceilings, the turn from memory-bound to compute-bound, the fastest kernel where",
+    ),
     "determinism": (
         "fused_swiglu.determinism_command",
         "what share of a row's bits changes with the rows around it or from run to run, and what keeping them costs",

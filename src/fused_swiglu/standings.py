@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 
 from .intervals import Interval, paired_ratio
-from .problem import MODELS
+from .problem import MODELS, Problem
 from .results import Row
 from .tables import EAGER
 
@@ -50,6 +50,16 @@ class Standing:
     def model(self) -> str | None:
         """Which model's sizes these are; None for others."""
         return next((name for name, sizes in MODELS.items() if sizes == (self.k, self.n)), None)
+
+    @property
+    def flops(self) -> int:
+        """4mnk."""
+        return Problem(self.m, self.n, self.k).flops
+
+    @property
+    def intensity(self) -> float:
+        """Floating-point operations per byte that a fused kernel moves at least."""
+        return self.flops / Problem(self.m, self.n, self.k).bytes
 
     def kernels(self, *globs: str) -> list[str]:
         """Names of the kernels that were timed and match, in order."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
@@ -94,6 +96,15 @@ def table(rows: list[Row], *, compact: bool = False) -> Table:
 
 def _lines(header: str) -> str:
     return header.replace(" ", "\n")
+
+
+def print_markdown(text: str) -> None:
+    """Prints it as it stands; on a terminal set as a page."""
+    console = Console()
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:
+        sys.stdout.write(text)
 
 
 def show(rows: Iterable[Row], file: TextIO | None = None, width: int | None = None) -> None:
