@@ -14,8 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `roofline`."""
     parser.description = (
         "From rows that `compare`, `ablate` or `claims` wrote, of the models' sizes: how near the fastest fused\n"
-        "kernel comes to the matrix rate and read bandwidth that its run measured; at how many tokens each model turns\n"
-        "from memory-bound to compute-bound, fused and not; and which kernel is the fastest where. In Markdown."
+        "kernel comes to the matrix rate and read bandwidth that its run measured; at how many tokens each model\n"
+        "turns from memory-bound to compute-bound, fused and not; and which kernel is the fastest where. In Markdown."
     )
     parser.epilog = (
         f"example:\n  {PROGRAM} roofline notebooks/data/h200-*.jsonl --plot figures\n\n"
@@ -23,12 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="JSONL files of rows")
     parser.add_argument(
-        "--show",
-        nargs="+",
-        type=one_of(TABLES),
-        metavar="NAME",
-        default=TABLES,
-        help=f"{', '.join(TABLES)}; default all",
+        "--show", nargs="+", type=one_of(TABLES), metavar="TABLE", default=TABLES, help="only " + " or ".join(TABLES)
     )
     parser.add_argument("--plot", metavar="DIR", help="save figures in this folder")
 

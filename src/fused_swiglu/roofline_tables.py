@@ -14,7 +14,7 @@ FUSED = ("cutlass.*", "triton.fused", "quack.gated")
 NOTES = (
     "Rates count 4mnk operations, and the fewest bytes that a fused kernel moves; in brackets their share of the",
     "matrix rate and of the read bandwidth that the run measured. `least`: the time that these ceilings allow a fused",
-    "kernel; bound by memory where moving takes longer. The matrix rate is that of a large product: others can pass it.",
+    "kernel; bound by memory where moving takes longer. The matrix rate is a large product's: others can pass it.",
 )
 
 
