@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fakes import FakeKernel, good, interrupted
+from safetensors.torch import save_file
 
 from fused_swiglu import UNDECLARED, ArgumentError, Arithmetic, Problem, determinism_command, registry, second_process
 from fused_swiglu.check import broken
@@ -167,28 +168,39 @@ def test_times_of_two_processes_are_linked_by_a_kernel_of_both():
     assert {m: line.kernel for m, line in found.fastest.items()} == {1: "lib", 128: "lib"}  # no control
 
 
-def test_what_keeping_bits_costs():
+def test_what_kept_bits_cost():
     (found,) = ranges(*two_processes())
-    name, choices = found.keeping()
-    assert name == "sm90:ieee:out"  # cheaper than lib with the setting
-    assert [(c.m, c.fastest.kernel, c.keeps.kernel) for c in choices] == [(1, "lib", "few"), (128, "lib", "many")]
-    assert [c.cost[0] for c in choices] == pytest.approx([1.2, 1.1])
+    declared, seen = found.kept
+    assert (declared.name, declared.declared) == ("sm90:ieee:out", True)
+    assert [(c.m, c.fastest.kernel, c.keeps.kernel) for c in declared.choices] == [
+        (1, "lib", "few"),
+        (128, "lib", "many"),
+    ]
+    assert declared.costs == pytest.approx({1: 1.2, 128: 1.1})
+    assert (seen.name, seen.declared) == (f"lib {OPEN} LIB=small", False)
+    assert [choice.cost for choice in seen.choices] == [pytest.approx((cost,) * 3) for cost in (1.4, 1.3)]  # no width
 
 
-def test_a_cost_across_processes_has_no_width():
-    rows, environments = two_processes()
-    rows = [row for row in rows if row.run == "b" or row.kernel != "many"]  # dear at 128: lib with the setting is kept
-    rows = [replace(row, run_to_run=0.1) if (row.run, row.kernel) == ("a", "few") else row for row in rows]
-    (found,) = ranges(rows, environments)
-    name, choices = found.keeping()
-    assert name == f"lib {OPEN} LIB=small"
-    assert [choice.cost for choice in choices] == [pytest.approx((cost,) * 3) for cost in (1.4, 1.3)]
+def test_kernels_that_leave_bits_open_do_not_stand_in_for_one_another():
+    open_ = {"arithmetic": "sm90:undeclared:out"}
+    times = {"a": (1.0, 4.0), "b": (4.0, 1.0)}
+    (found,) = ranges(
+        [row(name, m, us, **open_) for name, both in times.items() for m, us in zip((1, 2), both, strict=True)], []
+    )
+    assert [bits.costs for bits in found.kept] == [pytest.approx({1: 1, 2: 4}), pytest.approx({1: 4, 2: 1})]
+
+
+def test_bits_at_more_m_come_first():
+    (found,) = ranges(
+        [*(row("a", m, 9.0) for m in (1, 2, 3)), *(row("b", m, 1.0, arithmetic="sm90:ex2:out") for m in (1, 2))], []
+    )
+    assert [bits.name for bits in found.kept] == ["sm90:ieee:out", "sm90:ex2:out"]
 
 
 def test_one_m_is_no_proof_of_kept_bits_and_no_kept_bits_cost_nothing():
     (found,) = ranges([row("once", 1, 1.0), row("lib", 1, 2.0, **OPENLY), row("lib", 2, 2.0, 0.5, **OPENLY)], [])
     assert [line.kept for line in found.lines] == [False, False]
-    assert found.keeping() is None
+    assert found.kept == []
     assert len(tables([found])) == 1
 
 
@@ -220,17 +232,30 @@ def test_the_tables():
     assert lines[2] == f"| {heads} |"
     assert lines[4] == "| lib | ?:?:out |  | 25% | 1 of 1 m | 0% | 1.000 | 1.000 | 1.000 (m=1) |"
     assert lines[8] == "| lib | ?:?:out | LIB=small | 0% | 0 of 1 m | 0% | 1.400 | 1.300 | 1.400 (m=1) |"
-    cost = "cost 1.200 (m <= 64) and 1.100 (m > 64) of the fastest kernel's time in the median, 1.200 (m=1) at most:"
-    assert lines[10].endswith(f"bits that never change, by sm90:ieee:out, {cost}")
-    assert "| 128 | lib ?:?:out | 100 us | many sm90:ieee:out | 1.100 [1.100, 1.100] |" not in lines
+    assert "| sm90:ieee:out | declared | few, many | 1.200 | 1.100 | 1.200 (m=1) |" in lines
+    assert "| lib ?:?:out LIB=small | seen | lib | 1.400 | 1.300 | 1.400 (m=1) |" in lines
+    assert "| m | fastest | time | declared bits | declared / fastest |" in lines
     assert "| 128 | lib ?:?:out | 100 us | many sm90:ieee:out | 1.100 |" in lines
     assert CPU_NOTE not in text
+
+
+def test_bits_that_were_only_seen_to_be_kept_are_shown_beside_declared_ones():
+    rows = [row("a", m, us, **kind) for m in (1, 2) for us, kind in ((1.0, OPENLY), (2.0, {}))]
+    lines = markdown(rows, []).splitlines()
+    assert "| m | fastest | time | declared bits | declared / fastest | kept bits | kept / fastest |" in lines
+    assert "| 2 | a ?:?:out | 1.00 us | a sm90:ieee:out | 2.000 | a ?:?:out | 1.000 |" in lines
+
+
+def test_without_repeats_nothing_is_said_of_them(studied):
+    rows = rows_of("bits.drift", repeats=0)
+    assert {row.run_to_run for row in rows} == {None}
+    assert "run to run |" not in markdown(rows, [])
 
 
 def test_times_on_a_cpu_are_labelled(studied):
     text = markdown(rows_of("bits.stay", "bits.split"), [])
     assert "| CPU time / fastest, m <= 64 |" in text
-    assert "| CPU time, no result |" in text
+    assert "| m | fastest | CPU time |" in text
     assert text.count(CPU_NOTE) == text.count(NO_CUBLAS) == 1
 
 
@@ -274,6 +299,16 @@ def test_the_command_and_its_stored_rows(studied, tmp_path, capsys):
     assert capsys.readouterr().out == markdown(rows, environments)
     assert main(["determinism", "--from", out, "--kernels", "bits.stay"]) == 0
     assert "bits.split" not in capsys.readouterr().out
+
+
+def test_captured_states_are_taken_up_to_the_last(studied, tmp_path, capsys):
+    hidden, out = tmp_path / "hidden.safetensors", tmp_path / "rows.jsonl"
+    save_file({"layers.0.mlp_input": torch.randn(5, 576).bfloat16()}, hidden)
+    options = ["--hidden", str(hidden), "--model", "smollm2-135m", "--kernels", "bits.stay", "--out", str(out)]
+    assert main(["determinism", *options, "--device", "cpu", "--quiet"]) == 0
+    rows = load(out)[0]
+    assert [row.m for row in rows] == [1, 2, 4, 5]
+    assert rows[0].inputs == "normal+hidden:hidden.safetensors:layer0"
 
 
 @pytest.mark.parametrize(

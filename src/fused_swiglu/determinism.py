@@ -37,7 +37,7 @@ def determinism(
     - first_m, batch: the share of the first row's words that differ from those at the first m of the plan at which the
       kernel ran. Cases that are alike but for m make a range: they share the weights, and each one's x is the first
       rows of the largest one's. At each m a kernel runs by the config that the plan gives it there.
-    - run_to_run: share of words that change over `repeats` more runs on the same operands.
+    - run_to_run: share of words that change over `repeats` more runs on the same operands; None without any.
 
     `check.broken` says which rows contradict their declaration. Raises ArgumentError, before any work, for a range of
     one m, and for an m of 0.
@@ -120,5 +120,5 @@ class _Bench(Bench):
         return found | {
             "first_m": m,
             "batch": bits_differ(first[:1], words) / words.numel(),
-            "run_to_run": changed / (repeats * first.numel()) if repeats else 0.0,
+            "run_to_run": changed / (repeats * first.numel()) if repeats else None,
         }

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of rows goes from 1 to 8192, the share of words that change from run to run, and the time beside the\n"
         "fastest kernel's. At each number of rows a kernel runs by the config that it takes by default there.\n"
         "\n"
-        "The first number of --tokens is what others are compared with. With --shape M,K,N they are 1, 2, 4, ... M.\n"
+        "The first number of --tokens is what others are compared with. With --shape M,K,N, or with M tokens in\n"
+        "--hidden, they are 1, 2, 4, ... M.\n"
         f"On a GPU, kernels that call cuBLAS run once more in a second process with {CUBLAS}={SMALL},\n"
         "which keeps cuBLAS from splitting k, beside the fastest kernels that kept their bits, which link the times\n"
         "of the two processes; not so where it is set already. Times on a CPU are labelled so, and no results."
@@ -94,7 +95,7 @@ def _planned(args: argparse.Namespace) -> tuple[Plan, torch.device]:
     if args.shape:
         args.shape = [(m, k, n) for last, k, n in args.shape for m in _doubled(last)]
     elif not args.tokens:
-        args.tokens = [list(TOKENS)]
+        args.tokens = [list(TOKENS) if args.hidden is None else _doubled(_captured(args))]
     work, where = study_command.planned(args)
     families(work)
     if args.part is not None:
@@ -102,7 +103,16 @@ def _planned(args: argparse.Namespace) -> tuple[Plan, torch.device]:
     return work, where
 
 
+def _captured(args: argparse.Namespace) -> int:
+    """How many tokens --hidden holds."""
+    from .checkpoints import load_hidden
+    from .problem import DTYPES
+
+    return len(load_hidden(args.hidden, args.layer[0][0] if args.layer else 0, dtype=DTYPES[args.dtype]))
+
+
 def _doubled(last: int) -> list[int]:
+    """1, 2, 4, ... and the last."""
     return [*(2**exponent for exponent in range((last - 1).bit_length())), last]
 
 

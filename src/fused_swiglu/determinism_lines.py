@@ -65,9 +65,9 @@ class Line:
         return {m: row.batch or 0.0 for m, row in self.rows.items() if m != row.first_m}
 
     @property
-    def run_to_run(self) -> float:
-        """The most, over all m."""
-        return max(row.run_to_run or 0.0 for row in self.rows.values())
+    def run_to_run(self) -> float | None:
+        """The most, over all m; None where nothing was repeated."""
+        return max((row.run_to_run for row in self.rows.values() if row.run_to_run is not None), default=None)
 
     @property
     def kept(self) -> bool:
@@ -77,13 +77,28 @@ class Line:
 
 @dataclass(frozen=True)
 class Choice:
-    """At one m: the fastest kernel, the fastest that keeps its bits, and the time of this over that of the former, of
-    which the interval has no width where the two were not timed in one process."""
+    """At one m: the fastest kernel, the fastest of those with some bits, and the time of this over that of the former,
+    whose interval has no width where the two were not timed in one process."""
 
     m: int
     fastest: Line
     keeps: Line
     cost: Interval
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Bits that never changed: what gives them, and what they cost at each m. declared: they follow from the arithmetic
+    `name`, so that each of its kernels gives them; else one kernel was only seen to keep them."""
+
+    name: str
+    declared: bool
+    choices: list[Choice]
+
+    @property
+    def costs(self) -> dict[int, float]:
+        """By m, the time over that of the fastest kernel."""
+        return {choice.m: choice.cost[0] for choice in self.choices}
 
 
 @dataclass(frozen=True)
@@ -165,29 +180,24 @@ class Range:
                 found.append(min(able, key=lambda line: self._order(line.timed[m], able[0].timed[m])))
         return list(dict.fromkeys(found))
 
-    def keeping(self) -> tuple[str, list[Choice]] | None:
-        """What bits that never change cost: the arithmetic whose kernels cost least, and the choice at each m.
-
-        Kernels of one complete arithmetic have the same bits, so that another of them may be taken at each m; any
-        other stands alone. Least is, of those that were timed at the most m, the geometric mean of the costs. None
-        where nothing that was timed kept its bits.
-        """
-        classes: dict[str, list[Line]] = {}
+    @cached_property
+    def kept(self) -> list[Bits]:
+        """All bits that never changed, of kernels that were timed; those at the most m first, and then those that cost
+        least, in the geometric mean."""
+        givers: dict[tuple[str, bool], list[Line]] = {}
         for line in self.lines:
-            if line.kept and line.timed and not line.control:
+            if line.kept and not line.control:
                 alone = " ".join(filter(None, (line.label, line.arithmetic, line.setting)))
-                classes.setdefault(line.arithmetic if line.declared else alone, []).append(line)
-        found = {name: self._choices(members) for name, members in classes.items()}
-        if not any(found.values()):
-            return None
-        best = min(found, key=lambda name: (-len(found[name]), _mean([choice.cost[0] for choice in found[name]])))
-        return best, found[best]
+                givers.setdefault((line.arithmetic if line.declared else alone, line.declared), []).append(line)
+        found = [Bits(*name, self._choices(lines)) for name, lines in givers.items()]
+        timed = [bits for bits in found if bits.choices]
+        return sorted(timed, key=lambda bits: (-len(bits.choices), mean(map(math.log, bits.costs.values()))))
 
-    def _choices(self, members: list[Line]) -> list[Choice]:
+    def _choices(self, lines: list[Line]) -> list[Choice]:
         choices = []
         for m, fastest in self.fastest.items():
             other = fastest.timed[m]
-            able = [line for line in members if m in line.timed]
+            able = [line for line in lines if m in line.timed]
             keeps = min(able, key=lambda line: self._order(line.timed[m], other), default=None)
             if keeps and (cost := self.cost(keeps.timed[m], other)):
                 choices.append(Choice(m, fastest, keeps, cost))
@@ -232,8 +242,3 @@ def _title(row: Row) -> str:
 
 def _ratio(row: Row, other: Row) -> float:
     return median(a / b for a, b in zip(row.rounds or (), other.rounds or (), strict=False))
-
-
-def _mean(ratios: list[float]) -> float:
-    """Geometric."""
-    return math.exp(mean(map(math.log, ratios))) if ratios else math.inf

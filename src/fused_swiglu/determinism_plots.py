@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEAST = 1e-4  # below it the share's axis is linear, so that 0 has a place
+MOST = 4  # above it times are cut off: a kernel for few rows is no rival for many
 _FILLS, _STROKES = ("black", "white", "grey"), ("-", "--", ":", "-.")
 
 
@@ -49,6 +50,9 @@ def draw(rows: Iterable[Row], environments: Iterable[Environment]) -> Figure:
         result = any(row.is_result for row in shown.rows)
         times.set_ylabel("time over the fastest (ratio)" if result else "CPU time over the fastest, no result (ratio)")
         times.set_yscale("log")
+        if result and times.get_ylim()[1] > MOST:
+            times.set_ylim(top=MOST)
+            times.set_title(f"cut off above {MOST}", fontsize=9)
         times.yaxis.set_major_formatter(LogFormatter())
         times.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
         for ax in (shares, times):
@@ -65,14 +69,15 @@ def draw(rows: Iterable[Row], environments: Iterable[Environment]) -> Figure:
 def _draw(ax: Axes, lines: list[Line], values: Callable[[Line], dict[int, float]]) -> None:
     """One look for each line, the same in both panels."""
     for i, line in enumerate(lines):
+        turn = i // len(MARKERS)
         points = sorted(values(line).items())
         if points:
             ax.plot(
                 *zip(*points, strict=True),
                 label=" ".join(filter(None, (line.label, short_arithmetic(line.arithmetic), line.setting))),
-                linestyle=_STROKES[i % len(_STROKES)],
+                linestyle=_STROKES[(i + turn) % len(_STROKES)],
                 marker=MARKERS[i % len(MARKERS)],
-                markerfacecolor=_FILLS[i % len(_FILLS)],
+                markerfacecolor=_FILLS[(i + turn) % len(_FILLS)],
                 color="black",
                 linewidth=0.8,
                 markersize=5,

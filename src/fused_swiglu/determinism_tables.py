@@ -20,20 +20,21 @@ from .tables import CPU_NOTE, WIDE, duration, percent, short_arithmetic
 NOTES = (
     "Words changed: of the first row of x, at worst over m, against those at the first m; and at how many other m any",
     "did. Run to run: words that change over repeats, at worst. Time over that of the fastest kernel that computes all",
-    "of SwiGLU, at the same m: the median over few rows, that over many, and the most. Kernels of one declared",
-    "arithmetic have the same bits. A cost is the median over rounds, with its 95% interval where both were timed in",
-    "one process; else it goes by a kernel that was timed in both. No time: not in a graph, where others were.",
+    "of SwiGLU, at the same m: the median over few rows, that over many, and the most. Bits are declared by a complete",
+    "arithmetic, so that at each m any of its kernels gives them, or seen: one kernel kept them at these m. At one m:",
+    "the median over rounds, with its 95% interval where both were timed in one process; else by way of a kernel that",
+    "was timed in both. No time: not in a graph, where others were.",
 )
 NO_CUBLAS = "A CPU has no cuBLAS, whose split-K a second process would turn off."
 
 
 def tables(found: Iterable[Range]) -> list[Table]:
-    """Two for each range: the kernels; and, where anything was timed and kept its bits, the cost of that."""
+    """For each range: the kernels; where anything was timed and kept its bits, what these cost; and that at each m."""
     made = []
     for shown in found:
         made.append(_kernels(shown))
-        if kept := shown.keeping():
-            made.append(_costs(shown, *kept))
+        if shown.kept:
+            made += [_bits(shown), _choices(shown)]
     return made
 
 
@@ -46,14 +47,17 @@ def _kernels(shown: Range) -> Table:
         "at": [_changed_at(line) for line in shown.lines],
         "run to run": [percent(line.run_to_run) for line in shown.lines],
     }
-    over = [shown.over_fastest(line) for line in shown.lines]
-    time = f"{'CPU ' if _on_cpu(shown) else ''}time / fastest"
-    columns |= {
-        f"{time}, m <= {FEW}": [_median(ratios, lambda m: m <= FEW) for ratios in over],
+    columns |= _times(f"{_cpu(shown)}time / fastest", [shown.over_fastest(line) for line in shown.lines])
+    return _table(shown.title, columns)
+
+
+def _times(name: str, over: list[dict[int, float]]) -> dict[str, list[str]]:
+    """Columns of ratios by m: their median over few rows and over many, and the most."""
+    return {
+        f"{name}, m <= {FEW}": [_median(ratios, lambda m: m <= FEW) for ratios in over],
         f"m > {FEW}": [_median(ratios, lambda m: m > FEW) for ratios in over],
         "at most": [_most(ratios) for ratios in over],
     }
-    return _table(shown.title, columns)
 
 
 def _changed_at(line: Line) -> str:
@@ -73,22 +77,29 @@ def _most(ratios: dict[int, float]) -> str:
     return f"{ratios[m]:.3f} (m={m})"
 
 
-def _costs(shown: Range, name: str, choices: list[Choice]) -> Table:
-    time = "CPU time, no result" if _on_cpu(shown) else "time"
+def _bits(shown: Range) -> Table:
     columns = {
-        "m": [str(choice.m) for choice in choices],
-        "fastest": [_named(choice.fastest) for choice in choices],
-        time: [duration(choice.fastest.timed[choice.m].time_us or 0.0) for choice in choices],
-        "keeps its bits": [_named(choice.keeps) for choice in choices],
-        "its time / fastest": [_cost(choice) for choice in choices],
+        "bits of": [short_arithmetic(bits.name) for bits in shown.kept],
+        "known": ["declared" if bits.declared else "seen" for bits in shown.kept],
+        "by": [", ".join(dict.fromkeys(choice.keeps.label for choice in bits.choices)) for bits in shown.kept],
     }
-    costs = {choice.m: choice.cost[0] for choice in choices}
-    medians = {f"m <= {FEW}": _median(costs, lambda m: m <= FEW), f"m > {FEW}": _median(costs, lambda m: m > FEW)}
-    told = " and ".join(f"{cost} ({where})" for where, cost in medians.items() if cost)
-    title = (
-        f"bits that never change, by {short_arithmetic(name)}, cost {told} of the fastest kernel's time in the median"
-    )
-    return _table(f"{shown.title}: {title}, {_most(costs)} at most", columns)
+    columns |= _times(f"{_cpu(shown)}time / fastest", [bits.costs for bits in shown.kept])
+    return _table(f"{shown.title}: what bits that never changed cost", columns)
+
+
+def _choices(shown: Range) -> Table:
+    """The best bits that were seen to be kept, and, where they are others, the best that are declared."""
+    best, declared = shown.kept[0], next((bits for bits in shown.kept if bits.declared), None)
+    columns = {
+        "m": [str(m) for m in shown.fastest],
+        "fastest": [_named(line) for line in shown.fastest.values()],
+        f"{_cpu(shown)}time": [duration(line.timed[m].time_us or 0.0) for m, line in shown.fastest.items()],
+    }
+    for word, bits in (("declared", declared), ("kept", None if best is declared else best)):
+        choices = {choice.m: choice for choice in bits.choices} if bits else {}
+        columns[f"{word} bits"] = [_named(choices[m].keeps) if m in choices else "" for m in shown.fastest]
+        columns[f"{word} / fastest"] = [_cost(choices[m]) if m in choices else "" for m in shown.fastest]
+    return _table(f"{shown.title}: the fastest kernel, and the fastest of those whose bits cost least", columns)
 
 
 def _named(line: Line) -> str:
@@ -101,7 +112,9 @@ def _cost(choice: Choice) -> str:
     return f"{middle:.3f}" if low == high else interval(choice.cost)
 
 
-_WORDS = frozenset(("kernel", "arithmetic", "setting", "fastest", "keeps its bits"))
+_WORDS = frozenset(
+    ("kernel", "arithmetic", "setting", "bits of", "known", "by", "fastest", "kept bits", "declared bits")
+)
 
 
 def _table(title: str, columns: dict[str, list[str]]) -> Table:
@@ -112,6 +125,10 @@ def _table(title: str, columns: dict[str, list[str]]) -> Table:
 
 def _on_cpu(shown: Range) -> bool:
     return not any(row.is_result for row in shown.rows)
+
+
+def _cpu(shown: Range) -> str:
+    return "CPU " if _on_cpu(shown) else ""
 
 
 def missing(rows: Iterable[Row]) -> list[str]:
