@@ -219,7 +219,7 @@ def test_the_report_has_a_table_and_the_runs_and_files_of_each_reading(tmp_path,
     assert "no rows" in summary  # there is no ablation in them
     text = (tmp_path / "out" / "claims.md").read_text()
     assert "NVIDIA H200" in text
-    assert "| qwen2.5-7b burst | 1.33x" in text
+    assert "| qwen2.5-7b burst | 1.333x" in text
     assert "mine.jsonl: 2 of run 1" in text
     assert "![up to 2.47x over PyTorch](speedup.png)" in text
     assert (tmp_path / "out" / "speedup.png").stat().st_size > 5000
@@ -229,8 +229,8 @@ def test_the_report_has_a_table_and_the_runs_and_files_of_each_reading(tmp_path,
 def test_cells_that_reach_the_claim_stand_out():
     made = reading(rows_of({**TIMES, "cutlass.evt": 800.0}) + rows_of(TIMES, m=8192), "speedup")
     table = claims_tables.table(made)
-    assert "**2.5x" in table
-    assert "**1.33x" not in table
+    assert "**2.500x" in table
+    assert "**1.333x" not in table
 
 
 def test_a_figure_has_a_panel_for_each_reading_that_has_values():

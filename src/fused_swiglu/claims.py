@@ -368,7 +368,8 @@ def to_frame(claims: Iterable[Claim], found: Evidence) -> pandas.DataFrame:
                         **{name: _joined(value.rows, name) for name in ("kernel", "config", "run")},
                     }
                 )
-    return pandas.DataFrame(made)
+    frame = pandas.DataFrame(made)
+    return frame.astype({name: "Int64" for name in ("m", "k") if name in frame})
 
 
 def _joined(rows: Iterable[Row], name: str) -> str:

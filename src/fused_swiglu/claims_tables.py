@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .claims import Claim, Evidence, Reading, Value
+from .tables import percent
 
 NOTES = (
     "A cell is one problem of one model under one regime: `burst` at boost clock, `sustained` at the power limit.",
@@ -52,8 +53,8 @@ def _where(values: Iterable[Value], column: str) -> str:
 
 
 def number(value: float, unit: str) -> str:
-    """Three digits with the unit: `x` for a ratio, `%` of a share in 0..1."""
-    return f"{100 * value:.3g}%" if unit == "%" else f"{value:.3g}x"
+    """A share in 0..1 in per cent, three digits; a ratio with three places, above 10 with one, and `x`."""
+    return percent(value) if unit == "%" else f"{value:.{3 if value < 10 else 1}f}x"
 
 
 def report(

@@ -8,7 +8,7 @@ from statistics import median
 from .results import Environment, Row
 from .roofline import MOVED, fastest, least, point, ridge
 from .standings import Standing
-from .tables import EAGER, duration, short_arithmetic
+from .tables import EAGER, digits, duration, short_arithmetic
 
 FUSED = ("cutlass.*", "triton.fused", "quack.gated")
 NOTES = (
@@ -57,7 +57,7 @@ def _is_fused(standing: Standing, name: str) -> bool:
 
 
 def _rate(value: float | None, share: float | None) -> str:
-    return "" if value is None else f"{value:.3g}" + (f" ({100 * share:.0f}%)" if share is not None else "")
+    return "" if value is None else digits(value) + (f" ({100 * share:.0f}%)" if share is not None else "")
 
 
 def _recipe(row: Row) -> str:

@@ -49,7 +49,7 @@ def columns(rows: Iterable[Row]) -> list[Column]:
         Column("launch", lambda row: (row.launch or "") if row.is_result else "", numeric=False),
         Column("status", lambda row: row.status, numeric=False),
         Column("median\ntime" if results else "CPU time,\nno result", lambda row: _time(row, mixed=results)),
-        Column("TFLOP/s", lambda row: _number(row.tflops)),
+        Column("TFLOP/s", lambda row: digits(row.tflops)),
         Column("% of\npeak", lambda row: "" if row.peak is None else f"{100 * row.peak:.1f}"),
         *(_ratio(name, results) for name in dict.fromkeys(name for row in rows for name in row.ratios or {})),
         Column("M0", lambda row: percent(row.m0)),
@@ -206,8 +206,8 @@ def duration(microseconds: float) -> str:
     """Three digits with the unit that suits them: us, ms or s."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if microseconds >= 0.9995 * size:
-            return f"{_number(microseconds / size)} {unit}"
-    return f"{_number(microseconds)} us"
+            return f"{digits(microseconds / size)} {unit}"
+    return f"{digits(microseconds)} us"
 
 
 def percent(share: float | None) -> str:
@@ -228,7 +228,7 @@ def _ratio(name: str, results: bool) -> Column:
         ratio = (row.ratios or {}).get(name)
         if ratio is None:
             return ""
-        middle, low, high = map(_number, ratio)
+        middle, low, high = map(digits, ratio)
         if low == high:
             return middle
         mark = " =" if row.kernel != name and verdict(ratio) == SAME else ""
@@ -237,7 +237,7 @@ def _ratio(name: str, results: bool) -> Column:
     return Column(f"{'' if results else 'CPU '}time /\n{name}", cell)
 
 
-def _number(value: float | None) -> str:
+def digits(value: float | None) -> str:
     """Three significant digits, without an exponent."""
     if value is None:
         return ""
@@ -363,4 +363,4 @@ def _summary_cell(row: Row | None, over: str) -> str:
     if row is None or row.time_us is None:
         return ""
     ratio = (row.ratios or {}).get(over)
-    return duration(row.time_us) + ("" if ratio is None or row.kernel == over else f" ({_number(ratio[0])})")
+    return duration(row.time_us) + ("" if ratio is None or row.kernel == over else f" ({digits(ratio[0])})")
