@@ -15,6 +15,7 @@ from fused_swiglu.determinism import determinism
 from fused_swiglu.determinism_lines import ranges
 from fused_swiglu.determinism_plots import draw
 from fused_swiglu.determinism_tables import NO_CUBLAS, markdown, missing, tables
+from fused_swiglu.inputs import make_inputs
 from fused_swiglu.plan import plan
 from fused_swiglu.results import Environment, Row, load
 from fused_swiglu.tables import CPU_NOTE
@@ -87,6 +88,30 @@ def test_what_changes_with_m_and_what_from_run_to_run(studied):
     assert drift[2].batch == 1 / N  # the word that is the last at m = 1
     assert all(row.time_us and row.rounds and row.status == "ok" and row.m1_max is not None for row in rows)
     assert {row.kernel for row in rows if broken(row)} == {"bits.drift"}  # the split is not declared
+
+
+def test_each_x_is_the_first_rows_of_the_largest_ones_and_the_weights_are_the_same(studied, monkeypatch):
+    seen = {}
+
+    def record(operands):
+        x, weights = operands.x, operands.weights
+        seen[len(x)] = x.clone(), weights.gate.clone(), weights.up.clone()
+        return good(operands)
+
+    def drawn(problem, *rest):
+        inputs = make_inputs(problem, *rest)
+        inputs.x.mul_(problem.m)  # what is drawn may depend on m
+        inputs.weights.gate.mul_(problem.m)
+        return inputs
+
+    registry.register(FakeKernel("bits.seen", record))
+    for module in ("determinism", "bench"):
+        monkeypatch.setattr(f"fused_swiglu.{module}.make_inputs", drawn)
+    rows_of("bits.seen", tokens=(2, 8, 4))
+    x, gate, up = seen[8]
+    assert all(torch.equal(part, x[:m]) for m, (part, _, _) in seen.items())
+    assert all(torch.equal(a, gate) and torch.equal(b, up) for _, a, b in seen.values())
+    assert sorted(seen) == [2, 4, 8]
 
 
 def test_the_first_m_is_the_reference(studied):
